@@ -1,0 +1,1 @@
+"""seedx: a JAX/TPU-first reinforcement-learning runtime."""

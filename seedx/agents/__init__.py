@@ -1,0 +1,1 @@
+"""One file for each agent: network, act and loss."""

@@ -1,0 +1,170 @@
+"""The command line: flags over a recipe over the defaults, and the run directory that they name. No jax."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from seedx.config import Config, ConfigError, from_json, load_recipe, to_json
+
+# The checkout's recipes; an installed wheel has none.
+RECIPES = Path(__file__).parent.parent / "configs"
+
+# EnvPool gives "-v5" to all Atari games and, beside them, to these.
+_MUJOCO_V5 = frozenset(
+    {"Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"}
+    | {"Pusher", "Reacher", "Swimmer", "Walker2d"}
+)
+
+
+@dataclass(frozen=True)
+class _Flags:
+    """All flags.
+
+    Attributes:
+        config: File whose config() gives the defaults; None: the recipe in configs/ that fits agent and env.
+        run: The run.
+    """
+
+    run: Annotated[Config, tyro.conf.arg(name="")]
+    config: Path | None = None
+
+
+@dataclass(frozen=True)
+class _Choosers:
+    """The flags that choose where the other flags' defaults come from."""
+
+    config: Path | None = None
+    agent: str = Config.agent
+    env: str = Config.env
+    run_dir: Path | None = None
+    resume: bool = False
+
+
+def parse(argv: Sequence[str], *, prog: str | None = None, description: str = "") -> Config:
+    """The config that the flags describe.
+
+    Defaults come from `--config FILE`; else, with `--resume --run-dir DIR`, from DIR/config.json; else from the recipe
+    in configs/ that fits agent and env; else from `Config()`.
+
+    Args:
+        argv: Flags, without the program's name.
+        prog: Name of the program in messages.
+        description: First lines of `--help`.
+
+    Raises:
+        ConfigError: a value is not allowed, or a file of defaults is missing or not readable.
+        SystemExit: after `--help` (0), or a flag is unknown or its value cannot be parsed (2).
+    """
+    choosers, _ = tyro.cli(_Choosers, args=argv, prog=prog, add_help=False, return_unknown_args=True)
+    default = _Flags(run=_defaults(choosers), config=choosers.config)
+    try:
+        return tyro.cli(_Flags, args=argv, prog=prog, description=description, default=default).run
+    except BrokenPipeError:  # `--help | head`; the descriptor is replaced so that the flush at exit does not fail too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+
+
+def _defaults(choosers: _Choosers) -> Config:
+    if choosers.config is not None:
+        return load_recipe(choosers.config)
+    if choosers.resume and choosers.run_dir is not None:
+        return _config_of_run(choosers.run_dir)
+    name = recipe_name(choosers.agent, choosers.env)
+    path = RECIPES / f"{name}.py"
+    return load_recipe(path) if name is not None and path.is_file() else Config()
+
+
+def recipe_name(agent: str, env: str) -> str | None:
+    """Name of the recipe in configs/ that fits, or None."""
+    match agent, env:
+        case "impala", "CartPole-v1" | "catch" | "memory":
+            return f"impala_{env.removesuffix('-v1').lower()}"
+        case "impala", _ if is_atari(env):
+            return "impala_atari"
+        case _:
+            return None
+
+
+def is_atari(env: str) -> bool:
+    """Whether EnvPool knows `env` as an Atari game. Goes by the name: importing EnvPool takes seconds."""
+    game, dash, version = env.partition("-")
+    return game.isalnum() and dash + version == "-v5" and game not in _MUJOCO_V5
+
+
+def _config_of_run(run_dir: Path) -> Config:
+    _require_run(run_dir)
+    path = run_dir / "config.json"
+    try:
+        return from_json(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{str(path)!r} is not valid JSON ({error}); give the recipe with --config.") from error
+
+
+def _require_run(run_dir: Path) -> None:
+    if not (run_dir / "config.json").is_file():
+        raise ConfigError(
+            f"--resume found no run in {str(run_dir)!r} (no config.json there); "
+            "name the directory of an earlier run with --run-dir, or drop --resume to start afresh."
+        )
+
+
+def default_run_dir(config: Config) -> str:
+    """runs/<agent>-<env>-<date and time>, every name made fit for a file system."""
+    names = (re.sub(r"[^A-Za-z0-9_.-]+", "_", name) for name in (config.agent, config.env))
+    return f"runs/{'-'.join(names)}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def prepare_run_dir(config: Config) -> Config:
+    """Makes the run directory, writes its config.json, and returns the config with `run_dir` filled in.
+
+    Raises:
+        ConfigError: the directory holds checkpoints and `resume` is not set, or holds no run and it is, or cannot be
+            written.
+    """
+    if config.resume and config.run_dir is None:
+        raise ConfigError("--resume needs the directory of the run to continue; name it with --run-dir.")
+    wanted = config.run_dir or default_run_dir(config)
+    try:
+        if config.resume:
+            _require_run(Path(wanted))
+        elif _has_checkpoints(Path(wanted)):
+            raise ConfigError(
+                f"run directory {wanted!r} already holds checkpoints; continue that run with --resume, "
+                "or start afresh with another --run-dir."
+            )
+        run_dir = wanted if config.run_dir else _make_new(wanted)
+        config = dataclasses.replace(config, run_dir=run_dir)
+        (Path(run_dir) / "logs").mkdir(parents=True, exist_ok=True)
+        (Path(run_dir) / "config.json").write_text(to_json(config))
+    except OSError as error:
+        raise ConfigError(f"run directory {wanted!r} cannot be used ({error}); name another --run-dir.") from error
+    return config
+
+
+def _has_checkpoints(run_dir: Path) -> bool:
+    checkpoints = run_dir / "checkpoints"
+    return checkpoints.is_dir() and any(checkpoints.iterdir())
+
+
+def _make_new(wanted: str) -> str:
+    """Makes `wanted`, or wanted-2, wanted-3, ...: runs that start in the same second must not share a directory."""
+    Path(wanted).parent.mkdir(parents=True, exist_ok=True)
+    run_dir, i = wanted, 1
+    while True:
+        try:
+            Path(run_dir).mkdir()
+            return run_dir
+        except FileExistsError:
+            i += 1
+            run_dir = f"{wanted}-{i}"

@@ -1,0 +1,377 @@
+"""The list of knobs: one frozen dataclass for each component, validated, loadable from a recipe and from JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+class ConfigError(ValueError):
+    """A value that cannot work; the message names the field, the value, what is allowed and the fix."""
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ConfigError(message)
+
+
+def _positive(owner: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        _require(value > 0, f"{type(owner).__name__}.{name} ({value}) must be positive.")
+
+
+@dataclass(frozen=True)
+class AtariConfig:
+    """Atari pre-processing (EnvPool names them alike). Defaults: the settings of IMPALA's Atari runs (1802.01561).
+
+    Attributes:
+        frame_skip: Frames that one action lasts.
+        img_size: Height and width of the greyscale frame, pixels.
+        noop_max: Largest number of no-ops at the start of an episode.
+        repeat_action_probability: Probability of a sticky action.
+        episodic_life: Whether a lost life ends the episode.
+        full_action_space: All 18 actions instead of the game's own.
+        use_fire_reset: Presses FIRE after reset where the game needs it.
+        max_episode_frames: Time limit, frames.
+    """
+
+    frame_skip: int = 4
+    img_size: int = 84
+    noop_max: int = 30
+    repeat_action_probability: float = 0.0
+    episodic_life: bool = False
+    full_action_space: bool = False
+    use_fire_reset: bool = True
+    max_episode_frames: int = 108_000
+
+    def __post_init__(self) -> None:
+        _positive(self, "frame_skip", "img_size", "max_episode_frames")
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """An actor process.
+
+    Attributes:
+        groups: Environment groups that an actor alternates, so that stepping one overlaps the other's round trip.
+        env_threads: EnvPool threads of each group.
+        give_up_s: How long an actor retries a lost server, seconds.
+        max_episode_steps: Time limit put on every environment, steps; None keeps the environment's own.
+    """
+
+    groups: int = 2
+    env_threads: int = 1
+    give_up_s: float = 120.0
+    max_episode_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        _positive(self, "groups", "env_threads", "give_up_s")
+
+
+@dataclass(frozen=True)
+class InferenceConfig:
+    """The policy server.
+
+    Attributes:
+        max_batch_size: Largest batch of one forward pass, rows; 0 means all slots that the launch asks for.
+        max_wait_ms: How long the oldest request may wait for company, milliseconds.
+        in_flight: Batches on the device at a time.
+        stream_timeout_s: A stream that is silent for so long is not waited for, seconds.
+        hello_timeout_s: How long the server waits for its first actor, seconds.
+        max_streams: Streams that one server accepts.
+        tls_cert: PEM file of the server's certificate chain; None: no TLS.
+        tls_key: PEM file of the server's private key.
+        tls_ca: PEM file of the authority that clients trust; None: the certificate itself.
+        token_file: File that holds the shared token; None: no token.
+    """
+
+    max_batch_size: int = 0
+    max_wait_ms: float = 5.0
+    in_flight: int = 2
+    stream_timeout_s: float = 2.0
+    hello_timeout_s: float = 120.0
+    max_streams: int = 16_384
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    token_file: str | None = None
+
+    def __post_init__(self) -> None:
+        _positive(self, "max_wait_ms", "in_flight", "stream_timeout_s", "hello_timeout_s", "max_streams")
+        _require(
+            self.max_batch_size >= 0,
+            f"inference.max_batch_size ({self.max_batch_size}) must be >= 0 (0: all slots).",
+        )
+        _require(
+            (self.tls_cert is None) == (self.tls_key is None),
+            "inference.tls_cert and inference.tls_key go together; give both or neither.",
+        )
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The policy and value network.
+
+    Attributes:
+        torso: "auto" (mlp for vectors, shallow for images), "mlp", "shallow" or "deep" (1802.01561 fig. 3), or
+            "module:function" for a user's own.
+        hidden: Widths of the MLP's layers.
+        activation: Non-linearity of the MLP.
+        lstm: Width of an LSTM between torso and heads; 0: none.
+        frame_stack: Frames stacked on the channel axis, on the device; 1: none.
+        previous_action: Feeds the last action and reward to the core.
+    """
+
+    torso: str = "auto"
+    hidden: tuple[int, ...] = (64, 64)
+    activation: Literal["tanh", "relu"] = "tanh"
+    lstm: int = 0
+    frame_stack: int = 1
+    previous_action: bool = False
+
+    def __post_init__(self) -> None:
+        _positive(self, "frame_stack")
+        _require(self.lstm >= 0, f"network.lstm ({self.lstm}) must be >= 0 (0: no LSTM).")
+        _require(all(h > 0 for h in self.hidden), f"network.hidden {self.hidden} must be positive widths.")
+
+
+@dataclass(frozen=True)
+class ImpalaConfig:
+    """V-trace actor-critic (1802.01561). Losses are means over executed transitions.
+
+    Attributes:
+        discount: gamma.
+        lambda_: lambda of the trace.
+        clip_rho: rho-bar of the value target.
+        clip_pg_rho: rho-bar of the policy gradient.
+        entropy_cost: Weight of the entropy bonus.
+        value_cost: Weight of the value loss (half squared error).
+        max_abs_reward: Rewards are clipped to +- this in the loss; 0: not clipped.
+    """
+
+    discount: float = 0.99
+    lambda_: float = 1.0
+    clip_rho: float = 1.0
+    clip_pg_rho: float = 1.0
+    entropy_cost: float = 0.01
+    value_cost: float = 0.5
+    max_abs_reward: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.discount <= 1, f"impala.discount ({self.discount}) must lie in [0, 1].")
+        _require(0 <= self.lambda_ <= 1, f"impala.lambda_ ({self.lambda_}) must lie in [0, 1].")
+        _positive(self, "clip_rho", "clip_pg_rho")
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """The learner.
+
+    Attributes:
+        batch_size: Unrolls of one update.
+        unroll_length: T; an unroll has T+1 rows.
+        microbatches: Parts that a batch is split into; their gradients are accumulated.
+        optimizer: "rmsprop" (eps outside the root, as PyTorch) or "adam".
+        learning_rate: Step size at the start.
+        learning_rate_end: Step size at `learning_rate_steps`, linear in between.
+        learning_rate_steps: Environment steps of the schedule; 0: constant.
+        rmsprop_decay: Decay of RMSProp's second moment.
+        epsilon: Epsilon of the optimizer.
+        max_grad_norm: Global-norm clip; 0: none.
+        queue_unrolls: Bound of the unroll queue, unrolls; 0: two batches.
+        devices: Devices that learn; 0: all.
+        inference_devices: Devices set aside for inference; 0: shared with learning.
+    """
+
+    batch_size: int = 32
+    unroll_length: int = 20
+    microbatches: int = 1
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    learning_rate: float = 6e-4
+    learning_rate_end: float = 0.0
+    learning_rate_steps: int = 0
+    rmsprop_decay: float = 0.99
+    epsilon: float = 0.01
+    max_grad_norm: float = 40.0
+    queue_unrolls: int = 0
+    devices: int = 0
+    inference_devices: int = 0
+
+    def __post_init__(self) -> None:
+        _positive(self, "batch_size", "unroll_length", "microbatches", "learning_rate", "epsilon")
+        _require(
+            self.batch_size % self.microbatches == 0,
+            f"learner.batch_size ({self.batch_size}) must be divisible by learner.microbatches ({self.microbatches}).",
+        )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Checkpoints.
+
+    Attributes:
+        interval_s: Seconds between checkpoints; 0: only at the end.
+        keep: Checkpoints kept.
+    """
+
+    interval_s: float = 60.0
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        _positive(self, "keep")
+        _require(self.interval_s >= 0, f"checkpoint.interval_s ({self.interval_s}) must be >= 0.")
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """What a run shows.
+
+    Attributes:
+        interval_s: Seconds between rows of metrics.jsonl and console lines.
+        tensorboard: Writes TensorBoard events.
+        return_window: Episodes that the mean return is taken over.
+        profile_start_s: Seconds after the first update at which a jax.profiler trace starts; None: no trace.
+        profile_seconds: Length of the trace, seconds.
+    """
+
+    interval_s: float = 1.0
+    tensorboard: bool = True
+    return_window: int = 100
+    profile_start_s: float | None = None
+    profile_seconds: float = 3.0
+
+    def __post_init__(self) -> None:
+        _positive(self, "interval_s", "return_window", "profile_seconds")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run.
+
+    Attributes:
+        agent: "impala", or "module:function" (config, spec) -> Agent.
+        env: EnvPool id, "gym:ID" for Gymnasium, "catch", "memory", or "module:function".
+        num_actors: Actor processes; 0 steps the environments in the learner's process.
+        envs_per_actor: Environments of one actor, all its groups together.
+        eval_actors: Further actors whose environments act greedily and are kept out of training.
+        steps: Environment steps to train for; None: no limit.
+        seconds: Wall time to train for, seconds; None: no limit.
+        stop_at_return: Stops when the mean return of the last `metrics.return_window` episodes reaches it.
+        seed: Seed of everything.
+        run_dir: Where the run is kept; None: runs/<agent>-<env>-<date>.
+        resume: Continues from the last checkpoint in run_dir.
+        replay: "embedded".
+        deterministic: Lock-step: acting waits for learning, and two runs give the same parameters bit for bit.
+    """
+
+    agent: str = "impala"
+    env: str = "CartPole-v1"
+    num_actors: int = 2
+    envs_per_actor: int = 32
+    eval_actors: int = 0
+    steps: int | None = None
+    seconds: float | None = None
+    stop_at_return: float | None = None
+    seed: int = 1
+    run_dir: str | None = None
+    resume: bool = False
+    replay: str = "embedded"
+    deterministic: bool = False
+    atari: AtariConfig = field(default_factory=AtariConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    impala: ImpalaConfig = field(default_factory=ImpalaConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+
+    def __post_init__(self) -> None:
+        _require(self.num_actors >= 0, f"num_actors ({self.num_actors}) must be >= 0 (0: no actor processes).")
+        _require(self.eval_actors >= 0, f"eval_actors ({self.eval_actors}) must be >= 0.")
+        _positive(self, "envs_per_actor")
+        _require(
+            self.envs_per_actor % self.actor.groups == 0,
+            f"envs_per_actor ({self.envs_per_actor}) must be divisible by actor.groups ({self.actor.groups}); "
+            "use another number or --actor.groups 1.",
+        )
+        _require(self.replay == "embedded", f"replay ({self.replay!r}) must be 'embedded'.")
+        _require(self.steps is None or self.steps > 0, f"steps ({self.steps}) must be positive.")
+        _require(self.seconds is None or self.seconds > 0, f"seconds ({self.seconds}) must be positive.")
+
+    @property
+    def envs_per_group(self) -> int:
+        """Environments of one group of one actor."""
+        return self.envs_per_actor // self.actor.groups
+
+    @property
+    def num_slots(self) -> int:
+        """Environments of the whole run, evaluation included (0 actors: the one in the learner's process)."""
+        return (max(self.num_actors, 1) + self.eval_actors) * self.envs_per_actor
+
+
+def to_json(config: Any) -> str:
+    """The config as JSON text, one key a line."""
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_json(text: str) -> Config:
+    """The config of `to_json`.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is not allowed.
+    """
+    return _build(Config, json.loads(text), "config")
+
+
+def _build(cls: type, values: dict[str, Any], path: str) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - set(fields))
+    _require(not unknown, f"{path} has unknown fields {unknown}; allowed are {sorted(fields)}.")
+    built = {}
+    for name, value in values.items():
+        factory = fields[name].default_factory
+        if isinstance(factory, type) and dataclasses.is_dataclass(factory):
+            value = _build(factory, value, f"{path}.{name}")
+        built[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**built)
+
+
+def read_config(run_dir: str | Path) -> Config:
+    """The config.json of a run directory.
+
+    Raises:
+        ConfigError: there is none, or it is not a run's config.
+    """
+    path = Path(run_dir) / "config.json"
+    try:
+        return from_json(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); is {run_dir} a run's directory?") from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is not a run's config: {error}") from error
+
+
+def load_recipe(path: str | Path) -> Config:
+    """Runs `config()` of a recipe file.
+
+    Raises:
+        ConfigError: there is no such file, or it defines no `config()` that returns a Config.
+    """
+    path = Path(path)
+    _require(path.is_file(), f"config file {str(path)!r} does not exist.")
+    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    make = getattr(module, "config", None)
+    _require(callable(make), f"{path} must define config() -> seedx.config.Config.")
+    made = make()  # type: ignore[misc]
+    _require(isinstance(made, Config), f"config() of {path} returned {type(made).__name__}; it must be a Config.")
+    return made

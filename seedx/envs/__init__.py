@@ -1,0 +1,1 @@
+"""Environments, their adapters and the actor loop."""

@@ -1,0 +1,109 @@
+"""The actor: steps environments, nothing else. All state of the agent lives in the policy server.
+
+The groups are stepped in turn by one thread: while one group's request is with the server, the other group steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from seedx.config import Config
+from seedx.inference.client import Connection, Finished, Replaced, ServerLostError
+from seedx.types import Env
+
+_ADMISSION_S = 300.0  # a server may compile large networks before it admits anyone
+_RETRY_S = 0.2
+
+
+def env_seeds(config: Config, actor_id: int, restart: int) -> np.ndarray:
+    """A seed for each environment of an actor, `[envs_per_actor]` in 0 .. 2**31-1, no two alike in a run."""
+    base = int(np.random.SeedSequence(config.seed, spawn_key=(restart,)).generate_state(1)[0])
+    first = base + actor_id * config.envs_per_actor
+    return np.arange(first, first + config.envs_per_actor, dtype=np.int64) % 2**31
+
+
+def run_actor(
+    config: Config,
+    address: str,
+    actor_id: int,
+    make_group: Callable[[np.ndarray], Env],
+    restart: int = 0,
+    evaluation: bool = False,
+    stop: threading.Event | None = None,
+) -> None:
+    """Steps environments for the server until it ends training; survives the server's restarts.
+
+    Args:
+        config: Of the run.
+        address: Of the policy server.
+        actor_id: Unique in the run.
+        make_group: Makes the environments of one group from their seeds.
+        restart: How often this actor was restarted; its environments get other seeds each time.
+        evaluation: Act greedily and stay out of training.
+        stop: Ends the loop at the next step.
+
+    Raises:
+        ServerLostError: the server did not come back within `config.actor.give_up_s`.
+        ConfigError: the server refuses this actor.
+        RejectedError: the server refuses this actor's rows.
+    """
+    stop = stop or threading.Event()
+    seeds = env_seeds(config, actor_id, restart)
+    envs = [make_group(part) for part in np.split(seeds, config.actor.groups)]
+    try:
+        while not stop.is_set():
+            with contextlib.closing(_connect_patiently(config, address, actor_id, envs, evaluation)) as connection:
+                try:
+                    _exchange(connection, envs, stop)
+                except ServerLostError as error:
+                    print(f"{error}; waiting for it, up to {config.actor.give_up_s:.0f} s", file=sys.stderr)
+    except Finished:
+        return
+    except Replaced as replaced:
+        print(f"actor {actor_id} ends: {replaced}", file=sys.stderr)
+    finally:
+        for env in envs:
+            env.close()
+
+
+def _connect_patiently(
+    config: Config, address: str, actor_id: int, envs: Sequence[Env], evaluation: bool
+) -> Connection:
+    """Connects, however often it takes within `config.actor.give_up_s`."""
+    deadline = time.monotonic() + config.actor.give_up_s
+    while True:
+        try:
+            return _connect(config, address, actor_id, envs, evaluation)
+        except ServerLostError as error:
+            if time.monotonic() > deadline:
+                raise ServerLostError(f"{error}; gave up after {config.actor.give_up_s:.0f} s") from None
+            time.sleep(_RETRY_S)
+
+
+def _connect(config: Config, address: str, actor_id: int, envs: Sequence[Env], evaluation: bool) -> Connection:
+    return Connection(
+        address,
+        config.inference,
+        actor_id,
+        envs[0].spec,
+        groups=len(envs),
+        envs_per_group=config.envs_per_group,
+        evaluation=evaluation,
+        timeout_s=_ADMISSION_S,
+    )
+
+
+def _exchange(connection: Connection, envs: Sequence[Env], stop: threading.Event) -> None:
+    """Alternates the groups, from fresh episodes; ends by an exception or by `stop`."""
+    streams = [connection.open_stream(group) for group in range(len(envs))]
+    for env, stream in zip(envs, streams, strict=True):
+        stream.send(env.reset())
+    while not stop.is_set():
+        for env, stream in zip(envs, streams, strict=True):
+            stream.send(env.step(stream.receive()))

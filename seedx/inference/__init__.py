@@ -1,0 +1,1 @@
+"""The wire, the batcher, the policy server and its client."""

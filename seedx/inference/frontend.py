@@ -1,0 +1,335 @@
+"""The gRPC side of the policy server: hello, streams, health, credentials.
+
+Threading: one thread runs one asyncio loop; `Streams` is touched by it alone. Invariant: a stream has at most one
+request with the policy server, and its next message is read only after the reply was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from seedx import specs
+from seedx.config import ConfigError, InferenceConfig
+from seedx.inference import policy_pb2 as pb
+from seedx.inference import security, wire
+from seedx.inference.streams import Refused, Status, Stream, Streams
+from seedx.types import EnvSpec
+
+_CODES = {
+    Status.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    Status.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
+    Status.ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    Status.RESOURCE_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Status.ABORTED: grpc.StatusCode.ABORTED,
+    Status.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+}
+_MAX_ENVS_PER_GROUP = 2**20
+_LIVE_CHECK_S = 0.1
+
+
+@dataclass(eq=False)
+class Request:
+    """The rows of one group, waiting for actions."""
+
+    stream: Stream
+    payload: memoryview
+    reply: asyncio.Future[bytes]
+
+    @property
+    def rows(self) -> int:
+        """Environments of the group."""
+        return self.stream.rows
+
+
+class Policy(Protocol):
+    """What the front-end needs of the policy server."""
+
+    def attach(self, stream: Stream) -> None:
+        """A stream begins; its slots are fresh."""
+        ...
+
+    def detach(self, stream: Stream) -> None:
+        """A stream is gone."""
+        ...
+
+    def offer(self, request: Request) -> None:
+        """A request to be answered through `FrontEnd.deliver`."""
+        ...
+
+    def watch(self, streams: Streams) -> None:
+        """Called a few times a second with the connected streams."""
+        ...
+
+
+class FrontEnd:
+    """Serves actors; `start` returns once the address is bound.
+
+    Args:
+        address: unix:/path or host:port.
+        config: Limits and credentials.
+        streams: The bookkeeping of slots.
+        on_failure: Told of an exception on the loop's thread.
+    """
+
+    def __init__(
+        self, address: str, config: InferenceConfig, streams: Streams, on_failure: Callable[[BaseException], None]
+    ) -> None:
+        security.check_listen_address(address, config)
+        self.address = address
+        self._config = config
+        self._streams = streams
+        self._on_failure = on_failure
+        self._token = security.read_token(config)
+        self._server_id = uuid.uuid4().hex
+        self._loop = asyncio.new_event_loop()
+        self._policy: Policy | None = None
+        self._ready = asyncio.Event()
+        self._closing: Refused | None = None
+        self._started: Future[int] = Future()
+        self._health = HealthServicer()
+        self.first_spec: Future[EnvSpec] = Future()
+        self.port = 0
+        self.messages = 0
+
+    def start(self) -> None:
+        """Binds and serves; hellos wait until `serve` is called.
+
+        Raises:
+            ConfigError: the address is in use or cannot be bound, or the credentials cannot be read.
+        """
+        threading.Thread(target=self._run, name="front-end", daemon=True).start()
+        self.port = self._started.result(timeout=30)
+
+    def serve(self, policy: Policy) -> None:
+        """Admits actors from now on."""
+        self._policy = policy
+        self._call(self._open())
+
+    def deliver(self, replies: Sequence[tuple[Request, bytes | Refused]]) -> None:
+        """Answers requests; any thread may call."""
+        if not self._loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # closed in between
+                self._loop.call_soon_threadsafe(self._deliver, replies)
+
+    def stop(self, finished: bool) -> None:
+        """Ends every stream, with OK if training is finished and UNAVAILABLE if it may go on later."""
+        if self._loop.is_closed() or not self._loop.is_running():
+            return
+        self._closing = (
+            Refused(Status.FINISHED, "training is finished")
+            if finished
+            else Refused(Status.UNAVAILABLE, "the server stops; it may come back")
+        )
+        with contextlib.suppress(TimeoutError):
+            self._call(self._close())
+
+    # ---- the loop's thread
+
+    def _call(self, coroutine: object) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=5)  # type: ignore[arg-type]
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            if self._started.done():
+                self._on_failure(error)
+            else:
+                self._started.set_exception(error)
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        options = [
+            ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
+            ("grpc.max_concurrent_streams", self._config.max_streams),
+            ("grpc.keepalive_time_ms", 10_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
+        ]
+        server = grpc.aio.server(options=options)
+        server.add_generic_rpc_handlers([self._handlers()])
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._bind(server)
+        await server.start()
+        self._server = server
+        self._started.set_result(self.port)
+        watcher = asyncio.create_task(self._watch())
+        await server.wait_for_termination()
+        watcher.cancel()
+
+    def _bind(self, server: grpc.aio.Server) -> None:
+        credentials = security.server_credentials(self._config)
+        try:
+            if credentials is None:
+                self.port = server.add_insecure_port(self.address)
+            else:
+                self.port = server.add_secure_port(self.address, credentials)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen on {self.address}: it is in use or cannot be bound. Choose another address, or stop "
+                "the server that holds it."
+            ) from error
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        hello = grpc.unary_unary_rpc_method_handler(
+            self._hello, pb.HelloRequest.FromString, pb.HelloReply.SerializeToString
+        )
+        act = grpc.stream_stream_rpc_method_handler(self._act)  # raw bytes both ways
+        return grpc.method_handlers_generic_handler("seedx.v1.PolicyServer", {"Hello": hello, "Act": act})
+
+    async def _open(self) -> None:
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._ready.set()
+
+    async def _close(self) -> None:
+        assert self._closing is not None
+        self._ready.set()  # hellos that wait are turned away
+        for stream in self._streams.all():
+            self._end(stream, self._closing)
+        await asyncio.sleep(0.05)  # the handlers write their last status
+        await self._server.stop(grace=1.0)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LIVE_CHECK_S)
+            if self._policy is not None:
+                self._policy.watch(self._streams)
+
+    def _deliver(self, replies: Sequence[tuple[Request, bytes | Refused]]) -> None:
+        for request, reply in replies:
+            if request.reply.done():
+                continue  # the stream ended meanwhile
+            if isinstance(reply, Refused):
+                request.reply.set_exception(reply)
+            else:
+                request.reply.set_result(reply)
+
+    def _end(self, stream: Stream, why: Refused) -> None:
+        if stream.ended is None:
+            stream.ended = why
+            if stream.task is not None:
+                stream.task.cancel()
+
+    async def _authorize(self, context: grpc.aio.ServicerContext) -> None:
+        if not security.authorized(tuple(context.invocation_metadata() or ()), self._token):
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED, "missing or wrong token; start the actor with --inference.token-file."
+            )
+
+    async def _hello(self, request: pb.HelloRequest, context: grpc.aio.ServicerContext) -> pb.HelloReply:
+        await self._authorize(context)
+        try:
+            spec = _check_hello(request)
+            if not self.first_spec.done():
+                self.first_spec.set_result(spec)
+            await self._ready.wait()
+            if self._closing is not None:
+                raise Refused(Status.UNAVAILABLE, "the server stops")
+            found = specs.differences(self.first_spec.result(), spec)
+            if found:
+                raise Refused(Status.FAILED_PRECONDITION, "the environment differs: " + "; ".join(found) + ".")
+            run_id = (request.run_id.start_time_ns, request.run_id.nonce)
+            replaced = self._streams.hello(
+                request.actor_id, run_id, request.groups, request.envs_per_group, request.evaluation
+            )
+            for stream in replaced:
+                self._end(stream, Refused(Status.ABORTED, f"replaced by a newer run of actor {request.actor_id}."))
+        except Refused as refused:
+            await context.abort(_CODES[refused.status], str(refused))
+        return pb.HelloReply(protocol=wire.PROTOCOL, server_id=self._server_id)
+
+    async def _act(self, _: object, context: grpc.aio.ServicerContext) -> None:
+        await self._authorize(context)
+        stream: Stream | None = None
+        try:
+            stream = await self._attach(context)
+            if stream is not None:
+                await self._exchange(stream, context)
+        except wire.WireError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Refused as refused:
+            await _end_call(context, refused)
+        except asyncio.CancelledError:
+            if stream is None or stream.ended is None:
+                raise  # the other side went away
+            await _end_call(context, stream.ended)
+        finally:
+            if stream is not None:
+                self._forget(stream)
+
+    async def _attach(self, context: grpc.aio.ServicerContext) -> Stream | None:
+        message = await context.read()
+        if message is grpc.aio.EOF:
+            return None
+        if self._policy is None or self._closing is not None:
+            raise self._closing or Refused(Status.FAILED_PRECONDITION, "say Hello before opening a stream.")
+        request = wire.parse_request(message)
+        if request.WhichOneof("request") != "attach":
+            raise wire.WireError("the first message of a stream must be `attach`.")
+        attach = request.attach
+        run_id = (attach.run_id.start_time_ns, attach.run_id.nonce)
+        stream = self._streams.attach(attach.actor_id, run_id, attach.group, self.first_spec.result())
+        stream.task = asyncio.current_task()
+        self._policy.attach(stream)
+        return stream
+
+    async def _exchange(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
+        assert self._policy is not None
+        while (message := await context.read()) is not grpc.aio.EOF:
+            self.messages += 1
+            request = Request(stream, stream.timesteps.payload(message), self._loop.create_future())
+            stream.asking = True
+            self._policy.offer(request)
+            reply = await request.reply
+            stream.asking = False
+            stream.last_seen = time.monotonic()
+            await context.write(reply)
+
+    def _forget(self, stream: Stream) -> None:
+        if stream.ended is None:
+            stream.ended = Refused(Status.ABORTED, "the stream is closed")
+        self._streams.detach(stream)
+        if self._policy is not None:
+            self._policy.detach(stream)
+
+
+async def _end_call(context: grpc.aio.ServicerContext, why: Refused) -> None:
+    """Ends a call with the status that fits; FINISHED is an ordinary end."""
+    if why.status is not Status.FINISHED:
+        await context.abort(_CODES[why.status], str(why))
+
+
+def _check_hello(request: pb.HelloRequest) -> EnvSpec:
+    if request.protocol != wire.PROTOCOL:
+        raise Refused(
+            Status.FAILED_PRECONDITION,
+            f"protocol is {request.protocol}, this server speaks {wire.PROTOCOL}; install one seedx on both sides.",
+        )
+    if not 1 <= request.groups <= 1024 or not 1 <= request.envs_per_group <= _MAX_ENVS_PER_GROUP:
+        raise Refused(
+            Status.INVALID_ARGUMENT,
+            f"groups ({request.groups}) must be 1 to 1024 and envs_per_group ({request.envs_per_group}) 1 to "
+            f"{_MAX_ENVS_PER_GROUP}.",
+        )
+    try:
+        return specs.from_json(request.spec_json)
+    except ValueError as error:
+        raise Refused(Status.INVALID_ARGUMENT, f"spec_json: {error}.") from error

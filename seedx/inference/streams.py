@@ -1,0 +1,216 @@
+"""Which actor holds which slots, and who replaces whom. Pure bookkeeping of the stream front-end's one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from seedx.inference.unrolls import UnrollBuilder
+from seedx.inference.wire import ActionCodec, TimestepCodec
+from seedx.types import EnvSpec
+
+
+class Status(Enum):
+    """Why a call is refused or a stream ends; the front-end turns it into a gRPC status."""
+
+    FINISHED = "finished"
+    INVALID_ARGUMENT = "invalid argument"
+    FAILED_PRECONDITION = "failed precondition"
+    ALREADY_EXISTS = "already exists"
+    RESOURCE_EXHAUSTED = "resource exhausted"
+    ABORTED = "aborted"
+    UNAVAILABLE = "unavailable"
+
+
+class Refused(Exception):  # noqa: N818  not an error of this process
+    """A call or stream is turned away, with a status and a message for the other side."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(eq=False)
+class Stream:
+    """One environment group's place in the server.
+
+    Attributes:
+        slots: Its rows in the server's tables.
+        session: How many connections this actor had before in this server.
+        builder: Assembles its unrolls; None for evaluation. Owned by the delivery thread.
+        last_seen: When it last asked or was answered, on the monotonic clock.
+        asking: Whether a request of it is with the server.
+        ended: Set once; a gone stream's results are dropped.
+    """
+
+    actor_id: int
+    group: int
+    session: int
+    slots: np.ndarray
+    first_env: int
+    evaluation: bool
+    timesteps: TimestepCodec
+    actions: ActionCodec
+    builder: UnrollBuilder | None
+    task: asyncio.Task | None = None
+    last_seen: float = field(default_factory=time.monotonic)
+    asking: bool = False
+    ended: Refused | None = None
+
+    @property
+    def rows(self) -> int:
+        """Environments of the group."""
+        return len(self.slots)
+
+
+@dataclass(eq=False)
+class _Actor:
+    run_id: tuple[int, int]
+    start: int
+    groups: int
+    envs_per_group: int
+    evaluation: bool
+    session: int
+    since: float
+    streams: dict[int, Stream] = field(default_factory=dict)
+
+    @property
+    def num_slots(self) -> int:
+        return self.groups * self.envs_per_group
+
+
+class Streams:
+    """The connected actors and their slots.
+
+    Args:
+        num_slots: Environments that fit into the server's tables.
+        max_streams: Streams that are accepted.
+        unroll_length: T of the unrolls.
+    """
+
+    UNUSED_AFTER_S = 30.0  # an actor that said hello but opened no stream gives its slots back
+
+    def __init__(self, num_slots: int, max_streams: int, unroll_length: int) -> None:
+        self._num_slots = num_slots
+        self._max_streams = max_streams
+        self._unroll_length = unroll_length
+        self._actors: dict[int, _Actor] = {}
+        self._sessions: dict[int, int] = {}
+
+    def hello(
+        self, actor_id: int, run_id: tuple[int, int], groups: int, envs_per_group: int, evaluation: bool
+    ) -> list[Stream]:
+        """Admits an actor and gives it slots; the streams of an older run of it, which must end.
+
+        Raises:
+            Refused: a newer or equal run is connected, or there are no free slots.
+        """
+        replaced: list[Stream] = []
+        old = self._actors.get(actor_id)
+        if old is not None:
+            if old.streams and run_id <= old.run_id:
+                raise Refused(
+                    Status.ALREADY_EXISTS,
+                    f"actor {actor_id} is connected already and was started later; give this one another id or stop "
+                    "the other one.",
+                )
+            replaced = list(old.streams.values())
+            del self._actors[actor_id]
+        self._drop_unused()
+        start = self._find_slots(actor_id, groups * envs_per_group)
+        session = self._sessions.get(actor_id, 0)
+        self._sessions[actor_id] = session + 1
+        self._actors[actor_id] = _Actor(run_id, start, groups, envs_per_group, evaluation, session, time.monotonic())
+        return replaced
+
+    def attach(self, actor_id: int, run_id: tuple[int, int], group: int, spec: EnvSpec) -> Stream:
+        """Opens the stream of one group of an admitted actor.
+
+        Raises:
+            Refused: the actor did not say hello, was replaced, or has no such group free.
+        """
+        actor = self._actors.get(actor_id)
+        if actor is None or actor.run_id != run_id:
+            raise Refused(
+                Status.FAILED_PRECONDITION, f"actor {actor_id} must say Hello with this run_id before it opens streams."
+            )
+        if not 0 <= group < actor.groups or group in actor.streams:
+            raise Refused(
+                Status.INVALID_ARGUMENT,
+                f"attach.group ({group}) must be one of 0 to {actor.groups - 1} and not yet attached.",
+            )
+        if self.num_streams >= self._max_streams:
+            raise Refused(
+                Status.RESOURCE_EXHAUSTED,
+                f"the server accepts {self._max_streams} streams; raise --inference.max-streams.",
+            )
+        count = actor.envs_per_group
+        first = group * count
+        stream = Stream(
+            actor_id=actor_id,
+            group=group,
+            session=actor.session,
+            slots=np.arange(actor.start + first, actor.start + first + count, dtype=np.int32),
+            first_env=first,
+            evaluation=actor.evaluation,
+            timesteps=TimestepCodec(spec, count),
+            actions=ActionCodec(spec, count),
+            builder=None if actor.evaluation else UnrollBuilder(count, self._unroll_length),
+        )
+        actor.streams[group] = stream
+        return stream
+
+    def detach(self, stream: Stream) -> None:
+        """Forgets a stream; the actor's slots are free once all its streams are gone."""
+        actor = self._actors.get(stream.actor_id)
+        if actor is None or actor.streams.get(stream.group) is not stream:
+            return  # it was replaced
+        del actor.streams[stream.group]
+        if not actor.streams:
+            del self._actors[stream.actor_id]
+
+    def all(self) -> list[Stream]:
+        """Every attached stream."""
+        return [stream for actor in self._actors.values() for stream in actor.streams.values()]
+
+    @property
+    def num_streams(self) -> int:
+        """Attached streams."""
+        return sum(len(actor.streams) for actor in self._actors.values())
+
+    def live_rows(self, now: float, silent_after_s: float, withheld: set[Stream]) -> int:
+        """Rows that can be expected to ask: neither silent for so long nor waiting for a withheld reply."""
+        return sum(
+            stream.rows
+            for stream in self.all()
+            if stream not in withheld and (stream.asking or now - stream.last_seen < silent_after_s)
+        )
+
+    def _drop_unused(self) -> None:
+        now = time.monotonic()
+        for actor_id, actor in list(self._actors.items()):
+            if not actor.streams and now - actor.since > self.UNUSED_AFTER_S:
+                del self._actors[actor_id]
+
+    def _find_slots(self, actor_id: int, count: int) -> int:
+        """The actor's own place (actor_id * count), so that runs repeat; the first free one if it is taken."""
+        free = np.ones(self._num_slots, bool)
+        for actor in self._actors.values():
+            free[actor.start : actor.start + actor.num_slots] = False
+        own = actor_id * count
+        if own + count <= self._num_slots and free[own : own + count].all():
+            return own
+        run = 0
+        for slot, is_free in enumerate(free):
+            run = run + 1 if is_free else 0
+            if run == count:
+                return slot - count + 1
+        raise Refused(
+            Status.RESOURCE_EXHAUSTED,
+            f"actor {actor_id} asks for {count} slots; {int(free.sum())} of {self._num_slots} are free, not enough in "
+            "one piece. Start fewer actors, or the server with a larger --num-actors or --envs-per-actor.",
+        )

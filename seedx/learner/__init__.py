@@ -1,0 +1,1 @@
+"""Losses, batching and the learner loop."""

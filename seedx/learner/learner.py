@@ -1,0 +1,128 @@
+"""The learner: takes batches, updates, publishes. Everything that a checkpoint must hold is in `LearnerState`.
+
+Threading: one thread calls `step`; `state` is replaced as a whole, so any thread may read it.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from seedx import sharding
+from seedx.config import LearnerConfig
+from seedx.learner.batches import LearnerBatch
+from seedx.learner.update import make_optimizer, make_update
+from seedx.metrics import Metrics
+from seedx.types import Agent, Tree, Unroll
+from seedx.weights import WeightStore
+
+
+class NonFiniteError(RuntimeError):
+    """Loss or gradient became NaN or infinite; the weights were left as they were and the batch was saved."""
+
+
+class LearnerState(NamedTuple):
+    """What learning has come to."""
+
+    params: Tree
+    opt_state: Tree
+    updates: int
+    env_steps: int  # executed steps that were learned from
+
+
+def initial_state(agent: Agent, config: LearnerConfig, mesh: Mesh, seed: int) -> LearnerState:
+    """Fresh parameters on the learner's devices."""
+
+    def init(key: jax.Array) -> tuple[Tree, Tree]:
+        params = agent.init(key)
+        return params, make_optimizer(config).init(params)
+
+    whole = sharding.replicated(mesh)
+    params, opt_state = jax.jit(init, out_shardings=whole)(jax.random.key(seed))
+    return LearnerState(params, opt_state, updates=0, env_steps=0)
+
+
+class Learner:
+    """Turns batches into new versions of the weights.
+
+    Args:
+        agent: Whose loss is minimised.
+        config: Of the learner.
+        mesh: Its devices.
+        state: To go on from.
+        weights: Where versions go; the state's own is published at once, as version `state.updates`.
+        metrics: Where figures go.
+        seed: Of the loss's randomness.
+        run_dir: Where the batch is saved that made an update non-finite.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        config: LearnerConfig,
+        mesh: Mesh,
+        state: LearnerState,
+        weights: WeightStore,
+        metrics: Metrics,
+        seed: int,
+        run_dir: Path,
+    ) -> None:
+        self.state = state
+        self.lag_sum = 0.0  # over the updates of this session, of each batch's mean lag
+        self._weights = weights
+        self._metrics = metrics
+        self._run_dir = run_dir
+        self._update = make_update(agent, config, mesh, seed)
+        weights.publish(state.updates, state.params)
+
+    def compile(self, batch: Unroll) -> None:
+        """Compiles the update for batches of these shapes, without running it."""
+        state = self.state
+        scalar = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+        self._update = self._update.lower(state.params, state.opt_state, batch, *scalar).compile()  # type: ignore[attr-defined]
+
+    def step(self, batch: LearnerBatch) -> None:
+        """Updates on one batch and publishes the result.
+
+        Raises:
+            NonFiniteError: the update would have been; the state is unchanged.
+        """
+        started = time.monotonic()
+        state = self.state
+        updated = self._update(
+            state.params, state.opt_state, batch.unroll, np.float32(state.env_steps), np.int32(state.updates)
+        )
+        # Publishing before the params exist would make acting wait for this update.
+        jax.block_until_ready(updated.params)
+        self.state = LearnerState(
+            updated.params, updated.opt_state, state.updates + 1, state.env_steps + batch.env_steps
+        )
+        if not bool(updated.finite):
+            self.state = self.state._replace(updates=state.updates, env_steps=state.env_steps)
+            raise self._non_finite(batch, updated.metrics)
+        self._weights.publish(self.state.updates, self.state.params)
+        self._record(batch, updated.metrics, state.updates, time.monotonic() - started)
+
+    def _record(self, batch: LearnerBatch, metrics: dict, version: int, seconds: float) -> None:
+        for name, value in jax.device_get(metrics).items():
+            self._metrics.average(f"learner/{name}", float(value))
+        lag = (version - batch.host.version[:-1]).mean(axis=0)  # of each unroll
+        self.lag_sum += float(lag.mean())
+        self._metrics.observe("learner/lag_updates", lag)
+        self._metrics.time("learner/update", seconds)
+
+    def _non_finite(self, batch: LearnerBatch, metrics: dict) -> NonFiniteError:
+        path = self._run_dir / f"non_finite_batch_{self.state.updates}.npz"
+        paths, _ = jax.tree.flatten_with_path(batch.host)
+        np.savez_compressed(path, **{jax.tree_util.keystr(key): leaf for key, leaf in paths})
+        figures = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        return NonFiniteError(
+            f"update {self.state.updates + 1} is not finite: {figures}. The weights were left as before it, and its "
+            f"batch is in {path}. Lower --learner.learning-rate or look for extreme observations and rewards."
+        )

@@ -1,0 +1,283 @@
+"""The learner's process: policy server, learner, checkpoints and reports, from the first hello to the last line.
+
+Threading: the main thread waits for signals, failures and the end; everything else runs on threads of the crew. Before
+the first update a signal ends the process at once; afterwards the learner finishes its update and checkpoints first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seedx import specs
+from seedx.config import Config, ConfigError
+from seedx.inference.frontend import FrontEnd
+from seedx.inference.streams import Streams
+from seedx.threads import Crew
+from seedx.types import EnvSpec
+
+if TYPE_CHECKING:
+    from seedx.learner.learner import LearnerState
+
+_POLL_S = 0.1
+_STOP_GRACE_S = 10.0
+
+
+def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> int:
+    """Learns until the config says stop; the exit code."""
+    crew = Crew()
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda n, _: signals.append(n))
+    streams = Streams(config.num_slots, config.inference.max_streams, config.learner.unroll_length)
+    front_end = FrontEnd(address, config.inference, streams, crew.fail)
+    front_end.start()
+    session = Session(config, run_dir, resume, crew, front_end, signals)
+    done = threading.Event()
+    crew.spawn("learner", session.run, done)
+    return _wait(crew, session, done, signals)
+
+
+def _wait(crew: Crew, session: Session, done: threading.Event, signals: list[int]) -> int:
+    """Waits for the end, a failure or a signal, whichever is first; the exit code."""
+    while not done.is_set() and not crew.stop.is_set() and not signals:
+        done.wait(_POLL_S)
+    if signals and not session.learning and not done.is_set():
+        print("stopped before the first update; there is nothing to save.", flush=True)
+        return 128 + signals[0]
+    deadline = time.monotonic() + _STOP_GRACE_S
+    while not done.is_set() and crew.failure is None and time.monotonic() < deadline:
+        done.wait(_POLL_S)
+    if crew.failure is not None:
+        session.front_end.stop(finished=False)
+        if isinstance(crew.failure, ConfigError):
+            raise crew.failure
+        print(crew.describe_failure(), file=sys.stderr, flush=True)
+        return 1
+    if not done.is_set():
+        print(f"the learner did not stop within {_STOP_GRACE_S:.0f} s and is ended as it is.", file=sys.stderr)
+    return 128 + signals[0] if signals else 0
+
+
+class Session:
+    """What lives as long as one learner process.
+
+    Attributes:
+        learning: Whether there was an update in this session, so that there is something to save.
+    """
+
+    def __init__(
+        self, config: Config, run_dir: Path, resume: bool, crew: Crew, front_end: FrontEnd, signals: list[int]
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._resume = resume
+        self._crew = crew
+        self._signals = signals
+        self._started = time.monotonic()
+        self._seconds_before = 0.0
+        self._episodes_before: dict[str, Any] | None = None
+        self.front_end = front_end
+        self.learning = False
+
+    def run(self, done: threading.Event) -> None:
+        """From the first actor's hello to the last line; sets `done`."""
+        spec = self._await_spec()
+        self._build(spec)
+        self._compile()
+        self._start()
+        exit_reason = self._learn()
+        self._finish(exit_reason)
+        done.set()
+
+    def _await_spec(self) -> EnvSpec:
+        """The environments' spec: a checkpoint's when resuming, else what the first actor says."""
+        deadline = time.monotonic() + self._config.inference.hello_timeout_s
+        if self._config.num_actors == 0:
+            self._crew.spawn("actor-0", self._act_here)
+        while time.monotonic() < deadline:
+            try:
+                return self.front_end.first_spec.result(timeout=_POLL_S)
+            except FutureTimeoutError:
+                if self._crew.stop.is_set():
+                    raise SystemExit(1) from None
+        raise ConfigError(
+            f"no actor said hello within {self._config.inference.hello_timeout_s:.0f} s; are they started with "
+            f"--server {self.front_end.address}? Raise --inference.hello-timeout-s if they start slowly."
+        )
+
+    def _act_here(self) -> None:
+        """Actor 0 in this process, through the same client (`--num-actors 0`)."""
+        from seedx.envs.actor import run_actor
+        from seedx.envs.make import make_env
+
+        run_actor(
+            self._config,
+            self.front_end.address,
+            actor_id=0,
+            make_group=lambda seeds: make_env(self._config, len(seeds), seeds),
+            stop=self._crew.stop,
+        )
+
+    def _build(self, spec: EnvSpec) -> None:
+        # Imported here: jax takes a second or two to load, and the server answers meanwhile.
+        from seedx import sharding
+        from seedx.agents.build import build_agent
+        from seedx.checkpoint import Checkpointer
+        from seedx.inference.policy import PolicyServer
+        from seedx.learner.batches import Batches
+        from seedx.learner.learner import Learner, initial_state
+        from seedx.metrics import Metrics
+        from seedx.replay.fifo import Fifo
+        from seedx.report import Reporter
+        from seedx.weights import WeightStore
+
+        config = self._config
+        self.metrics = Metrics()
+        self.spec = spec
+        self.meshes = meshes = sharding.build_meshes(config.learner)
+        self.agent = build_agent(config, spec)
+        self.checkpointer = Checkpointer(self._run_dir, keep=config.checkpoint.keep)
+        state = initial_state(self.agent, config.learner, meshes.learner, config.seed)
+        if self._resume:
+            state = self._restore(state)
+        self._first_update = state.updates
+        weights = WeightStore(sharding.mover(meshes.learner, meshes.inference))
+        self.learner = Learner(
+            self.agent, config.learner, meshes.learner, state, weights, self.metrics, config.seed, self._run_dir
+        )
+        self.replay = Fifo(config.learner.queue_unrolls or 2 * config.learner.batch_size)
+        self.batches = Batches(self.replay, config.learner.batch_size, meshes.learner, self.metrics, self._crew)
+        # Another seed of actions after each resume, or the same episodes would be played again.
+        seed = config.seed + state.updates
+        self.policy = PolicyServer(
+            self.agent,
+            spec,
+            config,
+            weights,
+            meshes.inference,
+            self.replay,
+            self.metrics,
+            self._crew,
+            seed,
+            episodes=self._episodes_before,
+        )
+        self.reporter = Reporter(config, self._run_dir, self.metrics, self._figures, self._crew.stop)
+
+    def _compile(self) -> None:
+        """Compiles acting and learning side by side."""
+        config = self._config.learner
+        example = self.policy.example_batch(config.batch_size, config.unroll_length)
+        update = self._crew.spawn("compile-update", self.learner.compile, example)
+        self.policy.warm_up()
+        update.join()
+
+    def _start(self) -> None:
+        self.policy.start(self.front_end.deliver)
+        self.batches.start()
+        self.front_end.serve(self.policy)
+        self.reporter.start(self._opening())
+        self._crew.spawn("report", self.reporter.loop)
+
+    def _learn(self) -> str:
+        """Learns until something says stop; what it was."""
+        last_checkpoint = time.monotonic()
+        while (reason := self._exit_reason()) is None:
+            batch = self.batches.next(_POLL_S)
+            if batch is None:
+                continue
+            self.learner.step(batch)
+            self.learning = True
+            interval_s = self._config.checkpoint.interval_s
+            if interval_s and time.monotonic() - last_checkpoint > interval_s:
+                self._save()
+                last_checkpoint = time.monotonic()
+        return reason
+
+    def _exit_reason(self) -> str | None:
+        config, state = self._config, self.learner.state
+        if self._crew.stop.is_set():
+            return "failed"
+        if self._signals:
+            return signal.Signals(self._signals[0]).name
+        if config.steps is not None and state.env_steps >= config.steps:
+            return "steps"
+        if config.seconds is not None and time.monotonic() - self._started >= config.seconds:
+            return "seconds"
+        mean, episodes = self.policy.episodes.mean_return()
+        if (
+            config.stop_at_return is not None
+            and episodes >= config.metrics.return_window
+            and mean >= config.stop_at_return
+        ):
+            return "solved"
+        return None
+
+    def _opening(self) -> str:
+        from seedx.console import opening_line
+
+        config = self._config
+        actors = f"{max(config.num_actors, 1)} actors x {config.envs_per_actor} environments"
+        devices = f"{self.meshes.learner.size} {self.meshes.learner.devices.flat[0].platform}"
+        return opening_line(config.agent, config.env, config.seed, actors, devices, str(self._run_dir))
+
+    def _figures(self) -> dict[str, Any]:
+        """Figures of now, beside what the parts measured."""
+        state, seconds = self.learner.state, self._seconds()
+        eval_mean, eval_episodes = self.policy.eval_episodes.mean_return()
+        return {
+            "env_steps": state.env_steps,
+            "frames": state.env_steps * self.spec.frame_skip,
+            "updates": state.updates,
+            "version": state.updates,
+            "seconds": seconds,
+            "lag_updates_mean": self.learner.lag_sum / max(state.updates - self._first_update, 1),
+            **self.replay.info(),
+            **self.policy.episodes.snapshot(),
+            **({"eval_return_mean": eval_mean, "eval_return_episodes": eval_episodes} if eval_episodes else {}),
+        }
+
+    def _save(self, block: bool = False) -> None:
+        state = self.learner.state
+        metadata = {
+            "spec": specs.to_json(self.spec),
+            "config": dataclasses.asdict(self._config),
+            "updates": state.updates,
+            "env_steps": state.env_steps,
+            "seconds": self._seconds(),
+            "episodes": self.policy.episodes.state(),
+        }
+        self.checkpointer.save(state.updates, state.params, {"opt_state": state.opt_state}, metadata, block=block)
+
+    def _restore(self, fresh: LearnerState) -> LearnerState:
+        """The newest good checkpoint, or the fresh state where the run was stopped before its first one."""
+        if not self.checkpointer.any():
+            print(f"{self._run_dir} holds no checkpoint yet; starting from the beginning.", flush=True)
+            return fresh
+        found = self.checkpointer.restore(fresh.params, {"opt_state": fresh.opt_state})
+        self._seconds_before = float(found.metadata["seconds"])
+        self._episodes_before = found.metadata["episodes"]
+        print(f"resumed at update {found.update:,} ({found.metadata['env_steps']:,} steps).", flush=True)
+        return fresh._replace(
+            params=found.params,
+            opt_state=found.state["opt_state"],
+            updates=found.update,
+            env_steps=int(found.metadata["env_steps"]),
+        )
+
+    def _seconds(self) -> float:
+        """Wall time of the run, earlier sessions included."""
+        return self._seconds_before + time.monotonic() - self._started
+
+    def _finish(self, reason: str) -> None:
+        self.front_end.stop(finished=reason not in ("SIGTERM", "SIGINT", "failed"))
+        if self.learning:
+            self._save(block=True)
+        self.checkpointer.close()
+        self.reporter.finish(reason)

@@ -1,0 +1,140 @@
+"""The topology of a run as data: which roles there are, the commands that start them, and the address they meet at.
+
+`python -m seedx.program --agent impala --num-actors 8 --format json` prints it. Launchers turn it into processes:
+`launch/local.py` on this machine, others on a cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from seedx.config import Config
+
+# Actors share the machine with each other and with the learner: one thread each, and never the accelerator.
+ACTOR_ENV = {
+    "JAX_PLATFORMS": "cpu",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@dataclass(frozen=True)
+class Role:
+    """One process of a run.
+
+    Attributes:
+        name: Unique in the run; its log is logs/<name>.log.
+        kind: "learner" (serves the policy and trains; the run ends with it) or "actor".
+        command: Argument vector.
+        restart: Whether a launcher starts it again when it fails; the n-th time with `--restart n` at the end.
+        env: Environment variables beside the inherited ones.
+        serves: Address that it listens on, or None.
+    """
+
+    name: str
+    kind: Literal["learner", "actor"]
+    command: tuple[str, ...]
+    restart: bool
+    env: Mapping[str, str] = field(default_factory=dict)
+    serves: str | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """All processes of a run.
+
+    Attributes:
+        run_dir: The run directory, absolute; every role reads its config.json.
+        address: Where the policy server listens, "unix:/path" or "host:port".
+        roles: The learner first.
+    """
+
+    run_dir: str
+    address: str
+    roles: tuple[Role, ...]
+
+
+def make_program(
+    config: Config, run_dir: str | os.PathLike[str], address: str, python: str = sys.executable
+) -> Program:
+    """The program of a run: one learner, then `num_actors` actors, then `eval_actors` evaluation actors.
+
+    With `num_actors=0` the learner's process steps the environments of actor 0 itself.
+    """
+    run_dir = os.path.abspath(run_dir)
+    run = (python, "-m", "seedx.run")
+    resume = ("--resume",) if config.resume else ()
+    learner = Role(
+        name="learner",
+        kind="learner",
+        command=(*run, "learner", "--run-dir", run_dir, "--listen", address, *resume),
+        restart=False,
+        serves=address,
+    )
+
+    def actor(actor_id: int, evaluation: bool) -> Role:
+        flags = ("--actor-id", str(actor_id), *(("--evaluation",) if evaluation else ()))
+        return Role(
+            name=f"{'eval-' if evaluation else ''}actor-{actor_id}",
+            kind="actor",
+            command=(*run, "actor", "--run-dir", run_dir, "--server", address, *flags),
+            restart=True,
+            env=ACTOR_ENV,
+        )
+
+    first_evaluation = max(config.num_actors, 1)
+    actors = [actor(i, evaluation=False) for i in range(config.num_actors)]
+    evaluators = [actor(first_evaluation + i, evaluation=True) for i in range(config.eval_actors)]
+    return Program(run_dir=run_dir, address=address, roles=(learner, *actors, *evaluators))
+
+
+def to_json(program: Program) -> str:
+    """The program as JSON text."""
+    return json.dumps(dataclasses.asdict(program), indent=2) + "\n"
+
+
+def to_text(program: Program) -> str:
+    """The program as shell commands, one role a line."""
+    lines = []
+    for role in program.roles:
+        env = [f"{name}={shlex.quote(value)}" for name, value in role.env.items()]
+        lines.append(" ".join([*env, shlex.join(role.command)]))
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the program of the flags of `launch/local.py`; it starts nothing and writes nothing."""
+    from seedx import cli  # Here, so that launchers can import the nouns above without a command line.
+    from seedx.config import ConfigError
+
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--format", choices=("text", "json"), default="text")
+    own.add_argument("--address", help="where the policy server listens; a socket in the run directory by default")
+    flags, rest = own.parse_known_args(argv)
+    try:
+        config = cli.parse(
+            rest,
+            prog="python -m seedx.program",
+            description="Prints the roles of a run: [--format text|json] [--address unix:/path|host:port]; then:",
+        )
+    except ConfigError as error:
+        print(f"seedx.program: {error}", file=sys.stderr)
+        return 2
+    run_dir = os.path.abspath(config.run_dir or cli.default_run_dir(config))
+    program = make_program(config, run_dir, flags.address or f"unix:{run_dir}/learner.sock")
+    print({"text": to_text, "json": to_json}[flags.format](program), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

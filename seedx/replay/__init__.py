@@ -1,0 +1,1 @@
+"""Queues and replay between acting and learning."""

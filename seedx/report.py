@@ -1,0 +1,106 @@
+"""What a run tells: metrics.jsonl, TensorBoard, console, the curve and the summary, from one row of figures.
+
+Threading: `loop` runs on a thread of its own; `finish` is called when it has ended or is about to.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from seedx.config import Config
+from seedx.console import Console, closing_line
+from seedx.metrics import Metrics
+from seedx.runlog import RunLog, write_summary
+
+_CURVE_INTERVAL_S = 30.0
+
+
+class Reporter:
+    """Reports on one run.
+
+    Args:
+        config: Of the run.
+        run_dir: Where files go.
+        metrics: What the parts of the run measured.
+        figures: Further figures of now, for example of the episodes and the queue.
+        stop: Ends the loop.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        metrics: Metrics,
+        figures: Callable[[], dict[str, Any]],
+        stop: threading.Event,
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._metrics = metrics
+        self._figures = figures
+        self._stop = stop
+        self._finishing = threading.Event()
+        self._ended = threading.Event()
+        self._log = RunLog(run_dir, tensorboard=config.metrics.tensorboard)
+        self._console = Console()
+
+    def start(self, opening: str) -> None:
+        """Prints the first line."""
+        self._console.start(opening)
+
+    def loop(self) -> None:
+        """Reports once an interval until the run ends."""
+        interval_s = self._config.metrics.interval_s
+        since_curve_s = 0.0
+        try:
+            while not self._stop.is_set() and not self._finishing.wait(interval_s):
+                self._console.update(self._write_row())
+                since_curve_s += interval_s
+                if since_curve_s >= _CURVE_INTERVAL_S:
+                    since_curve_s = 0.0
+                    self._draw_curve()
+        finally:
+            self._ended.set()
+
+    def finish(self, reason: str) -> None:
+        """Writes the last row, the curve and the summary, and prints the last line."""
+        self._finishing.set()
+        self._ended.wait(5.0)
+        row = self._write_row()
+        self._log.close()
+        self._draw_curve()
+        summary = self._summary(row, reason)
+        write_summary(self._run_dir, summary)
+        self._console.finish(closing_line(summary, str(self._run_dir), self._config.stop_at_return))
+
+    def _write_row(self) -> dict[str, Any]:
+        row = {**self._metrics.snapshot(), **self._figures()}
+        self._log.write(row)
+        return row
+
+    def _draw_curve(self) -> None:
+        from seedx.curve import draw_curve  # matplotlib takes long to load
+
+        config = self._config
+        title = f"{config.agent} on {config.env}, seed {config.seed}"
+        draw_curve(self._run_dir, title=title, goal=config.stop_at_return)
+
+    def _summary(self, row: dict[str, Any], reason: str) -> dict[str, Any]:
+        seconds = row["seconds"]
+        return {
+            "agent": self._config.agent,
+            "env": self._config.env,
+            "seed": self._config.seed,
+            "env_steps": row["env_steps"],
+            "frames": row["frames"],
+            "updates": row["updates"],
+            "seconds": seconds,
+            "env_steps_per_s": row["env_steps"] / max(seconds, 1e-9),
+            "return_mean": row.get("return_mean"),
+            "return_episodes": row.get("return_episodes", 0),
+            "lag_updates_mean": row["lag_updates_mean"],
+            "exit": reason,
+        }

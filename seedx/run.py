@@ -1,0 +1,98 @@
+"""One role of a run in one process; the only place that puts the parts together.
+
+    python -m seedx.run learner --run-dir DIR --listen unix:/path|host:port [--resume]
+    python -m seedx.run actor --run-dir DIR --server unix:/path|host:port --actor-id I [--evaluation] [--restart N]
+
+Exit codes: 0 done, 2 what no restart mends, 130 after SIGINT, 143 after SIGTERM, else failure.
+"""
+
+from __future__ import annotations
+
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules load; the roles install their own handlers
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from seedx.config import Config, ConfigError, read_config
+from seedx.supervisor import USER_ERROR, die_with_parent
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the role that the arguments name; the exit code."""
+    die_with_parent()
+    arguments = _parser().parse_args(argv)
+    try:
+        config = read_config(arguments.run_dir)
+        if arguments.role == "actor":
+            return _run_actor(arguments, config)
+        from seedx.learner_role import run_learner
+
+        return run_learner(config, Path(arguments.run_dir), arguments.listen, arguments.resume)
+    except ConfigError as error:
+        print(f"{arguments.role}: {error}", file=sys.stderr)
+        return USER_ERROR
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m seedx.run", description=__doc__.splitlines()[0])
+    roles = parser.add_subparsers(dest="role", required=True)
+    learner = roles.add_parser("learner", help="serves the policy and learns")
+    learner.add_argument("--listen", required=True, help="unix:/path or host:port")
+    learner.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the run directory")
+    actor = roles.add_parser("actor", help="steps environments")
+    actor.add_argument("--server", required=True, help="unix:/path or host:port of the learner")
+    actor.add_argument("--actor-id", type=int, required=True, help="unique in the run, from 0")
+    actor.add_argument("--evaluation", action="store_true", help="act greedily and stay out of training")
+    actor.add_argument("--restart", type=int, default=0, help="how often this actor was restarted; changes its seeds")
+    for role in (learner, actor):
+        role.add_argument("--run-dir", required=True, help="directory with the run's config.json")
+    return parser
+
+
+def _run_actor(arguments: argparse.Namespace, config: Config) -> int:
+    from seedx.envs.actor import run_actor
+    from seedx.envs.make import make_env
+    from seedx.inference.client import ServerLostError
+
+    # SystemExit ends whatever the main thread waits for, and environments are closed on the way.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))
+    try:
+        run_actor(
+            config,
+            arguments.server,
+            arguments.actor_id,
+            lambda seeds: make_env(config, len(seeds), seeds),
+            restart=arguments.restart,
+            evaluation=arguments.evaluation,
+        )
+    except ServerLostError as error:
+        print(f"actor {arguments.actor_id} ends: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _exit(code: int) -> None:
+    """Ends the process now: threads that wait inside native code must not hold it up."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    try:
+        code = main(sys.argv[1:])
+    except KeyboardInterrupt:  # before a role has its own handlers
+        code = 128 + signal.SIGINT
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    _exit(code)

@@ -1,0 +1,105 @@
+"""The files a run's numbers land in: metrics.jsonl, TensorBoard events, summary.json."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SUMMARY_KEYS = (
+    *("agent", "env", "seed", "env_steps", "frames", "updates", "seconds", "env_steps_per_s"),
+    *("return_mean", "return_episodes", "lag_updates_mean", "exit"),
+)
+
+
+class RunLog:
+    """Writes rows to RUN_DIR/metrics.jsonl and, if wanted, to TensorBoard. Thread-safe."""
+
+    def __init__(self, run_dir: str | Path, *, tensorboard: bool = True) -> None:
+        """Opens the files; a resumed run appends, behind the last whole line."""
+        self._run_dir = Path(run_dir)
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._file = (self._run_dir / "metrics.jsonl").open("ab+")
+        self._drop_torn_line()
+        self._tensorboard = tensorboard
+        self._events: Any = None  # tensorboardX.SummaryWriter
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Appends one row. NaN and infinity become null: JSON has neither."""
+        line = json.dumps({name: _plain(value) for name, value in row.items()}, allow_nan=False) + "\n"
+        with self._lock:
+            self._file.write(line.encode())
+            self._file.flush()
+            if self._tensorboard:
+                self._write_events(row)
+
+    def close(self) -> None:
+        """Flushes and closes the files."""
+        with self._lock:
+            self._file.close()
+            if self._events is not None:
+                self._events.close()
+
+    def _write_events(self, row: Mapping[str, Any]) -> None:
+        if self._events is None:
+            from tensorboardX import SummaryWriter  # A quarter of a second: not before the first row.
+
+            self._events = SummaryWriter(str(self._run_dir / "tensorboard"), flush_secs=10)
+        for name, value in row.items():
+            if isinstance(value := _plain(value), int | float):
+                self._events.add_scalar(name, value, int(row.get("env_steps", 0)))
+
+    def _drop_torn_line(self) -> None:
+        self._file.seek(0)
+        whole = self._file.read().rfind(b"\n") + 1
+        self._file.truncate(whole)
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl that may still be written to: a torn last line is left out, no file has no rows.
+
+    Raises:
+        ValueError: another line is not JSON.
+    """
+    path = Path(path)
+    if not path.exists():
+        return []
+    rows = []
+    *lines, _ = path.read_bytes().split(b"\n")  # What follows the last newline is torn, or nothing.
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}:{number} is not JSON ({error}); remove that line.") from error
+    return rows
+
+
+def write_summary(run_dir: str | Path, summary: Mapping[str, Any]) -> Path:
+    """Writes RUN_DIR/summary.json, whole or not at all, and returns its path.
+
+    Raises:
+        ValueError: one of `SUMMARY_KEYS` is missing.
+    """
+    missing = [key for key in SUMMARY_KEYS if key not in summary]
+    if missing:
+        raise ValueError(f"summary lacks {missing}; scripts rely on {SUMMARY_KEYS}.")
+    path = Path(run_dir) / "summary.json"
+    temporary = path.with_suffix(".tmp")
+    values = {name: _plain(value) for name, value in summary.items()}
+    temporary.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n")
+    os.replace(temporary, path)
+    return path
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON knows it: NumPy and JAX scalars as Python ones, null for what is not finite."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

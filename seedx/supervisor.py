@@ -1,0 +1,284 @@
+"""Runs a program's roles as child processes: restarts actors, ends the run with its learner, leaves no orphan.
+
+One thread. Signal handlers only take notes; the loop in `supervise` polls children and notes alike. Every child leads
+a process group of its own, so that a terminal's Ctrl-C reaches the supervisor alone, which decides who is told what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from seedx.program import Program, Role
+
+_PARENT_PID = "SEEDX_PARENT_PID"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_POLL_S = 0.05
+_TAIL_LINES = 40
+_TAIL_BYTES = 16_384
+
+USER_ERROR = 2  # A role's exit code for what no restart mends.
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How patient a supervisor is.
+
+    Attributes:
+        restarts: Restarts of one role within `window_s` before the run is given up.
+        window_s: Seconds after which a restart is forgotten.
+        backoff_s: Pause before the first restart, seconds; it doubles with each further one ...
+        max_backoff_s: ... up to this.
+        learner_grace_s: From a signal until the learner is killed, seconds: it writes a checkpoint.
+        actor_grace_s: From SIGTERM until an actor is killed, seconds.
+        second_interrupt_s: A second Ctrl-C kills at once, unless it follows within these seconds: wrappers such as
+            `uv run` forward the terminal's Ctrl-C a second time.
+    """
+
+    restarts: int = 5
+    window_s: float = 600.0
+    backoff_s: float = 0.5
+    max_backoff_s: float = 10.0
+    learner_grace_s: float = 30.0
+    actor_grace_s: float = 10.0
+    second_interrupt_s: float = 0.5
+
+
+def die_with_parent() -> None:
+    """Ties this process to the supervisor that started it: SIGKILL when that dies. Does nothing if none did."""
+    parent = os.environ.pop(_PARENT_PID, None)  # Popped: children of this process have another parent.
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # It died before the line above.
+        os._exit(1)
+
+
+def supervise(program: Program, limits: Limits | None = None) -> int:
+    """Runs `program` to its end and returns the exit code of the run.
+
+    The learner's stdout is ours; everything else goes to RUN_DIR/logs/<role>.log. A failed actor is restarted; the run
+    stops when a restart cannot help (exit code 2), when an actor's restarts are used up, and when the learner ends.
+    SIGINT and SIGTERM are passed to the learner, which may write a checkpoint; then the actors are told.
+
+    Must be called in the main thread.
+
+    Returns:
+        0 when the learner is done; 130 after SIGINT and 143 after SIGTERM; 2 after a user error; else the learner's
+        code, or 1 when an actor is the reason.
+    """
+    limits = limits or Limits()
+    logs = Path(program.run_dir) / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    children = [_Child(role, logs / f"{role.name}.log") for role in program.roles]
+    with _noted_signals() as notes:
+        try:
+            for child in children:
+                if not notes:
+                    child.start()
+            code = None
+            while code is None and not notes:
+                code = _round(children, limits)
+                time.sleep(_POLL_S)
+            return _stop(children, notes, code, limits)
+        finally:
+            for child in children:
+                child.kill()
+
+
+class _Child:
+    """A role, its process, and the history of its failures."""
+
+    def __init__(self, role: Role, log: Path):
+        self.role = role
+        self.log = log
+        self.process: subprocess.Popen | None = None
+        self.code: int | None = None  # of the last process that ended unless by `kill`; negative: minus the signal
+        self.restart_at: float | None = None
+        self._restarts = 0
+        self._failures: list[float] = []
+        self._log_start = 0
+
+    def start(self) -> None:
+        learner = self.role.kind == "learner"
+        restart = ("--restart", str(self._restarts)) if self._restarts else ()
+        env = {**os.environ, **self.role.env, _PARENT_PID: str(os.getpid())}
+        with self.log.open("ab") as log:
+            self._log_start = log.tell()
+            self.process = subprocess.Popen(
+                (*self.role.command, *restart),
+                env=env,
+                stdin=None if learner else subprocess.DEVNULL,  # A breakpoint() in the learner can be answered.
+                stdout=None if learner else log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.restart_at = None
+
+    def poll(self) -> bool:
+        """Whether the process has ended since the last call; its code is then in `code`."""
+        if self.process is None or not os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return False
+        self._kill_group()  # While the unreaped process still holds its id, which is its group's.
+        self.code = self.process.wait()
+        self.process = None
+        return True
+
+    def signal(self, number: int) -> None:
+        if self.process is not None:
+            os.kill(self.process.pid, number)  # Popen.send_signal would reap it, behind the back of `poll`.
+
+    def kill(self) -> None:
+        """Kills the process and all it started, and reaps it."""
+        if self.process is not None:
+            self._kill_group()
+            self.process.wait()
+            self.process = None
+
+    def _kill_group(self) -> None:
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def schedule_restart(self, limits: Limits) -> str | None:
+        """Notes a failure and when to start again; returns that as text, or None if the restarts are used up."""
+        now = time.monotonic()
+        self._failures = [t for t in self._failures if now - t < limits.window_s] + [now]
+        count = len(self._failures)
+        if count > limits.restarts:
+            return None
+        pause = min(limits.backoff_s * 2 ** (count - 1), limits.max_backoff_s)
+        self.restart_at = now + pause
+        self._restarts += 1
+        return f"restart {count} of {limits.restarts} in {pause:g} s"
+
+    def death(self) -> str:
+        """How the last process ended, in words."""
+        assert self.code is not None
+        if self.code < 0:
+            return f"{self.role.name} died with signal {-self.code} ({signal.Signals(-self.code).name})"
+        return f"{self.role.name} ended with code {self.code}"
+
+    def tail(self) -> str:
+        """The last lines that the last process left in its log."""
+        with self.log.open("rb") as log:
+            log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+        return "\n".join([f"--- {self.log} ---", *lines, "---"])
+
+
+def _round(children: Sequence[_Child], limits: Limits) -> int | None:
+    """Looks at every child once; the exit code of the run if it is over."""
+    for child in children:  # The learner comes first: when it died, how the actors took it does not matter.
+        if child.restart_at is not None and time.monotonic() >= child.restart_at:
+            child.start()
+        if child.poll() and (code := _ended(child, limits)) is not None:
+            return code
+    return None
+
+
+def _ended(child: _Child, limits: Limits) -> int | None:
+    """What the end of `child` means for the run: its exit code if the run is over."""
+    if child.code == 0:
+        return 0 if child.role.kind == "learner" else None
+    if child.code == USER_ERROR:
+        _report(child, f"{child.death()}; a restart cannot help")
+        return USER_ERROR
+    if child.role.restart:
+        plan = child.schedule_restart(limits)
+        if plan is not None:
+            _say(f"{child.death()}; {plan}; log: {child.log}")
+            return None
+        _report(child, f"{child.death()}, after {limits.restarts} restarts; the run stops. {_resume_hint(child)}")
+        return 1
+    _report(child, f"{child.death()}; the run stops. {_resume_hint(child)}")
+    assert child.code is not None
+    return _exit_code(child.code)
+
+
+def _stop(children: Sequence[_Child], notes: list[tuple[float, int]], code: int | None, limits: Limits) -> int:
+    """Ends all children, the learner first, and returns the exit code of the run.
+
+    Args:
+        children: All children, ended ones too.
+        notes: Signals received: time and number; it grows meanwhile.
+        code: The run's exit code, or None if it is a signal that stops it.
+        limits: The limits.
+    """
+    number = notes[0][1] if code is None else signal.SIGTERM
+    learners = [c for c in children if c.role.kind == "learner"]
+    actors = [c for c in children if c.role.kind != "learner"]
+    _end(learners, number, limits.learner_grace_s, notes, limits)
+    _end(actors, signal.SIGTERM, limits.actor_grace_s, notes, limits)
+    if code is not None:
+        return code
+    for learner in learners:
+        if learner.code == 0:  # It was done before the signal reached it.
+            return 0
+        if learner.code is None or _exit_code(learner.code) == 128 + number:
+            continue
+        if number == signal.SIGINT and "KeyboardInterrupt" in learner.tail():  # It had no handlers of its own yet.
+            continue
+        _report(learner, f"{learner.death()} while it stopped")
+        return _exit_code(learner.code)
+    return 128 + number
+
+
+def _end(
+    children: Sequence[_Child], number: int, grace_s: float, notes: list[tuple[float, int]], limits: Limits
+) -> None:
+    """Sends signal `number`, waits `grace_s` at most, and kills what is left."""
+    for child in children:
+        child.signal(number)
+    deadline = time.monotonic() + grace_s
+    while running := [c for c in children if c.process is not None and not c.poll()]:
+        if time.monotonic() > deadline or _interrupted_twice(notes, limits):
+            for child in running:
+                _say(f"{child.role.name} has not ended after signal {number}; killed")
+                child.kill()
+        time.sleep(_POLL_S)
+
+
+def _interrupted_twice(notes: list[tuple[float, int]], limits: Limits) -> bool:
+    return any(n == signal.SIGINT and t - notes[0][0] > limits.second_interrupt_s for t, n in notes)
+
+
+@contextlib.contextmanager
+def _noted_signals() -> Generator[list[tuple[float, int]]]:
+    """Instead of acting, SIGINT and SIGTERM append their time and number to the list."""
+    notes: list[tuple[float, int]] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(n, lambda number, _: notes.append((time.monotonic(), number))) for n in numbers]
+    try:
+        yield notes
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _exit_code(code: int) -> int:
+    """The shell's code for subprocess's: 128 + n for a process that signal n killed."""
+    return code if code >= 0 else 128 - code
+
+
+def _resume_hint(child: _Child) -> str:
+    return f"Continue it with --resume --run-dir {child.log.parent.parent}"
+
+
+def _report(child: _Child, text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(child.tail(), file=sys.stderr)
+    _say(text)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # In `... 2>&1 | tee log`, Ctrl-C ends tee before the learner's checkpoint.
+        print(f"seedx: {text}", file=sys.stderr, flush=True)

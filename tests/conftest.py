@@ -1,0 +1,24 @@
+"""Eight simulated devices, strict dtypes and ranks, and jaxtyping shapes checked at run time."""
+
+import os
+import sys
+
+# Before anything imports jax.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+from jaxtyping import install_import_hook
+
+_hook = install_import_hook("seedx", "beartype.beartype")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+@pytest.fixture
+def key() -> jax.Array:
+    return jax.random.key(7)

@@ -1,0 +1,173 @@
+"""The plain lines, the live panel, and the first and last line of a run."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from seedx.console import Console, closing_line, opening_line, sparkline, waiting_stage
+
+FIGURES = {
+    "env_steps": 412_160,
+    "env_steps_per_s": 36_412.4,
+    "return_mean": 231.44,
+    "episodes": 2131,
+    "updates": 644,
+    "updates_per_s": 56.94,
+    "version": 644,
+    "learner/lag_updates_mean": 1.234,
+    "learner/loss": float("nan"),
+    "learner/entropy": None,
+    "batcher/fill": 0.981,
+    "batcher/full": 1230,
+    "batcher/ready": 33,
+    "batcher/timeout": 2,
+    "server/streams": 4,
+}
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_plain_line_shows_what_is_known():
+    stream, clock = io.StringIO(), Clock()
+    console = Console(stream=stream, clock=clock)
+    console.start("opening")
+    clock.now = 12
+    console.update(FIGURES)
+    console.finish("closing")
+    assert stream.getvalue().splitlines() == [
+        "opening",
+        "   12.0 s  steps 412,160  steps/s 36,412  return 231.4  updates 644  updates/s 56.9  lag 1.23  fill 98%",
+        "closing",
+    ]
+
+
+def test_plain_lines_grow_rarer():
+    stream, clock = io.StringIO(), Clock()
+    console = Console(stream=stream, clock=clock)
+    at = []
+    for tick in range(36_000):
+        clock.now, before = tick / 10, len(stream.getvalue())
+        console.update({"env_steps": tick, "updates": tick})
+        if len(stream.getvalue()) > before:
+            at.append(clock.now)
+    assert at[:6] == pytest.approx([0, 1, 2, 3, 4, 5], abs=0.15)
+    assert len([t for t in at if 60 <= t < 120]) <= 10
+    assert len([t for t in at if 3000 <= t]) <= 20
+
+
+def test_nothing_known_yet_and_other_rows():
+    stream = io.StringIO()
+    Console(stream=stream).update({})
+    rows = {"decoding": (("tokens/s", "{engine/tokens_per_s:,.0f}"), ("reward", "{reward_mean:.3f}"))}
+    console = Console(rows=rows, line=("reward", "tokens/s"), stream=stream)
+    console.update({"engine/tokens_per_s": 13_500.0, "reward_mean": 0.25})
+    assert stream.getvalue().splitlines() == ["    0.0 s  starting", "    0.0 s  reward 0.250  tokens/s 13,500"]
+
+
+def test_stall_names_the_stage_and_ends_with_progress():
+    stream, clock = io.StringIO(), Clock()
+    console = Console(stream=stream, clock=clock)
+    console.update(FIGURES)
+    clock.now = 9.0
+    console.update(FIGURES)
+    clock.now = 15.0
+    console.update(FIGURES | {"server/streams": 0})
+    clock.now = 20.0
+    console.update(FIGURES | {"env_steps": 412_224})
+    lines = stream.getvalue().splitlines()
+    assert "no progress" not in lines[1]
+    assert lines[2] == "   15.0 s  no progress for 15 s: no actor is connected; see logs/actor-*.log"
+    assert "steps 412,224" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"updates": 645}, None),
+        ({"server/streams": 0}, "no actor is connected"),
+        ({"store/paced_s": 3.5, "queue/unrolls": 64}, "64 unrolls wait for the learner"),
+        ({"server/messages_per_s": 20.0}, "whole unrolls"),
+        ({}, "send nothing"),
+    ],
+)
+def test_waiting_stage(change, said):
+    stage = waiting_stage(FIGURES, FIGURES | change)
+    assert stage is None if said is None else said in stage
+
+
+def test_panel_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    console = Console(stream=stream)
+    console.start("opening")
+    for value in (1.0, 5.0, 9.0):
+        console.update(FIGURES | {"return_mean": value})
+    console.finish("closing")
+    text = stream.getvalue()
+    assert "▁▅█" in text
+    for word in ("steps/s", "36,412", "timeout", "lag", "1.0 .. 9.0"):
+        assert word in text
+    assert "entropy" not in text  # None and NaN are left out.
+    assert "loss" not in text
+    assert text.endswith("closing\n")
+
+
+def test_dumb_terminals_get_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    console = Console(stream=stream)
+    console.start("opening")
+    console.update(FIGURES)
+    console.finish("closing")
+    assert len(stream.getvalue().splitlines()) == 3
+
+
+def test_rich_stays_out_where_there_is_no_terminal():
+    code = """if True:
+        import sys
+        from seedx.console import Console
+        console = Console()
+        console.start("a"), console.update({"env_steps": 1}), console.finish("b")
+        assert "rich" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+
+
+def test_sparkline():
+    assert sparkline([]) == ""
+    assert sparkline([3.0, 3.0]) == "▁▁"
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline(list(range(1000)), width=8) == "▁▂▃▄▅▆▇█"
+
+
+def test_opening_and_closing_lines():
+    assert opening_line("impala", "CartPole-v1", 1, "2 actors x 32 environments", "1 cpu", "runs/a") == (
+        "impala on CartPole-v1, seed 1: 2 actors x 32 environments, learner on 1 cpu -> runs/a"
+    )
+    summary = {"exit": "solved", "return_mean": 487.24, "return_episodes": 100, "seconds": 11.31, "env_steps": 412_160}
+    assert closing_line(summary, "runs/a", 475) == (
+        "solved: return 487.2 >= 475 over 100 episodes in 11.3 s (412,160 steps). "
+        "Next: python launch/evaluate.py runs/a --episodes 20"
+    )
+    assert closing_line(summary | {"exit": "SIGINT", "return_mean": None}, "my runs/a", 475) == (
+        "interrupted: no finished episode in 11.3 s (412,160 steps). "
+        "Next: python launch/local.py --run-dir 'my runs/a' --resume"
+    )
+    assert closing_line({"exit": "seconds", "reward_mean": 0.5, "seconds": 60}, "r", 0.9).startswith(
+        "done, --seconds are over: reward 0.5 < 0.9 in 60.0 s. Next: "
+    )

@@ -1,0 +1,91 @@
+"""The topology of a run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seedx import program
+from seedx.config import Config
+from seedx.program import make_program
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_one_learner_then_actors_then_evaluation_actors():
+    made = make_program(Config(num_actors=2, eval_actors=1), "/runs/x", "unix:/s", python="py")
+    assert [(r.name, r.kind, r.restart, r.serves) for r in made.roles] == [
+        ("learner", "learner", False, "unix:/s"),
+        ("actor-0", "actor", True, None),
+        ("actor-1", "actor", True, None),
+        ("eval-actor-2", "actor", True, None),
+    ]
+    assert [" ".join(r.command) for r in made.roles] == [
+        "py -m seedx.run learner --run-dir /runs/x --listen unix:/s",
+        "py -m seedx.run actor --run-dir /runs/x --server unix:/s --actor-id 0",
+        "py -m seedx.run actor --run-dir /runs/x --server unix:/s --actor-id 1",
+        "py -m seedx.run actor --run-dir /runs/x --server unix:/s --actor-id 2 --evaluation",
+    ]
+    assert all(r.env["JAX_PLATFORMS"] == "cpu" and r.env["OMP_NUM_THREADS"] == "1" for r in made.roles[1:])
+    assert made.roles[0].env == {}
+
+
+def test_without_actor_processes_id_0_belongs_to_the_learners_process():
+    made = make_program(Config(num_actors=0, eval_actors=1), "/runs/x", "unix:/s")
+    assert [r.name for r in made.roles] == ["learner", "eval-actor-1"]
+
+
+@pytest.mark.parametrize(("num_actors", "eval_actors"), [(0, 0), (0, 2), (1, 0), (3, 2)])
+def test_actor_ids_stay_within_the_slots(num_actors, eval_actors):
+    config = Config(num_actors=num_actors, eval_actors=eval_actors)
+    ids = [int(r.command[r.command.index("--actor-id") + 1]) for r in make_program(config, "x", "h:1").roles[1:]]
+    in_process = [] if num_actors else [0]
+    assert sorted(in_process + ids) == list(range(config.num_slots // config.envs_per_actor))
+
+
+def test_only_the_learner_of_a_resumed_run_is_told_so():
+    made = make_program(Config(resume=True), "x", "h:1")
+    assert ["--resume" in r.command for r in made.roles] == [True, False, False]
+
+
+def test_a_relative_run_directory_is_made_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = make_program(Config(), "here", "h:1")
+    assert made.run_dir == str(tmp_path / "here")
+    assert all(made.run_dir in r.command for r in made.roles)
+
+
+def test_printed_as_json_it_is_the_program_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--agent", "impala", "--num-actors", "8", "--format", "json", "--address", "10.0.0.1:7", "--run-dir", "r"]
+    assert program.main(flags) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["address"] == "10.0.0.1:7"
+    assert [r["name"] for r in printed["roles"]] == ["learner", *(f"actor-{i}" for i in range(8))]
+    assert printed["roles"][0]["command"] == [
+        *(sys.executable, "-m", "seedx.run", "learner"),
+        *("--run-dir", str(tmp_path / "r"), "--listen", "10.0.0.1:7"),
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_printed_as_text_every_line_is_a_shell_command(capsys):
+    assert program.main(["--num-actors", "1", "--run-dir", "/tmp/a b", "--address", "h:1"]) == 0
+    learner, actor = capsys.readouterr().out.splitlines()
+    assert learner.endswith("-m seedx.run learner --run-dir '/tmp/a b' --listen h:1")
+    assert actor.startswith("JAX_PLATFORMS=cpu ")
+
+
+def test_a_bad_value_is_one_line_and_exit_code_2(capsys):
+    assert program.main(["--envs-per-actor", "3"]) == 2
+    assert "envs_per_actor (3) must be divisible" in capsys.readouterr().err
+
+
+def test_launchers_import_neither_jax_nor_environments():
+    code = (
+        "import sys, seedx.program, seedx.cli, seedx.supervisor\n"
+        "assert not {'jax', 'numpy', 'envpool', 'grpc'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run((sys.executable, "-c", code), cwd=ROOT, check=True)
