@@ -27,12 +27,11 @@ def main(argv: list[str]) -> int:
     if arguments.episodes < 1:
         parser.error(f"--episodes ({arguments.episodes}) must be positive.")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a learner may hold the accelerator
-    from seedx.checkpoint import CheckpointError
     from seedx.config import ConfigError
 
     try:
         result = _evaluate(arguments)
-    except (ConfigError, CheckpointError, OSError) as error:
+    except (ConfigError, OSError) as error:
         print(f"evaluate.py: {error}", file=sys.stderr)
         return 2
     print(f"return {result['mean']:.2f} +- {result['std']:.2f} over {arguments.episodes} episodes")

@@ -30,16 +30,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from seedx.config import ConfigError
 from seedx.types import Tree
 
 log = logging.getLogger(__name__)
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(ConfigError):
     """No checkpoint can be used; the message says what was tried."""
 
 
-class CheckpointMismatchError(ValueError):
+class CheckpointMismatchError(ConfigError):
     """A sound checkpoint holds other arrays than the run wants; the message names them."""
 
 

@@ -11,7 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 Figures = Mapping[str, Any]
 Cells = Sequence[tuple[str, str]]  # (label, template over figure names); a cell is left out if a figure is missing
@@ -70,8 +70,8 @@ class Console:
         line: Sequence[str] = ENVIRONMENT_LINE,
         curve: str = "return_mean",
         stage: Callable[[Figures, Figures], str | None] | None = None,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        stream: Any = None,
+        clock: Callable[[], float | int] = time.monotonic,
     ) -> None:
         """Shows nothing yet.
 
@@ -80,7 +80,7 @@ class Console:
             line: Labels of the cells that a plain line consists of.
             curve: Figure that is drawn as a sparkline.
             stage: Says of two snapshots what is waited for, None if there was progress; default `waiting_stage`.
-            stream: Where to, default stdout. A panel if it is a terminal that knows block characters.
+            stream: Text stream, default stdout. A panel if it is a terminal that knows block characters.
             clock: Seconds.
         """
         self._stream = sys.stdout if stream is None else stream
@@ -134,7 +134,7 @@ class Console:
                 rows[title] = shown
         return rows
 
-    def _stall(self, figures: Figures, now: float) -> str | None:
+    def _stall(self, figures: Figures, now: float | int) -> str | None:
         """What is waited for if nothing has moved for `_STALL_S` seconds."""
         since, before = self._progressed
         stage = self._stage(before, figures)
@@ -166,7 +166,7 @@ def opening_line(agent: str, env: str, seed: int, actors: str, devices: str, run
     return f"{agent} on {env}, seed {seed}: {actors}, learner on {devices} -> {run_dir}"
 
 
-def closing_line(summary: Figures, run_dir: str, stop_at: float | None = None) -> str:
+def closing_line(summary: Figures, run_dir: str, stop_at: float | int | None = None) -> str:
     """What happened and what to run next.
 
     Args:
@@ -197,7 +197,7 @@ def closing_line(summary: Figures, run_dir: str, stop_at: float | None = None) -
     return f"{happened}: {result} in {summary['seconds']:,.1f} s{steps}. Next: {follow}"
 
 
-def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
+def sparkline(values: Sequence[float | int], width: int = _SPARK_WIDTH) -> str:
     """At most `width` block characters; each is the mean of its share of the values."""
     if not values:
         return ""
@@ -216,7 +216,7 @@ def _filled(template: str, figures: Figures) -> str | None:
     return None if "nan" in text else text
 
 
-def _live(stream: TextIO) -> Any:
+def _live(stream: Any) -> Any:
     from rich.console import Console as RichConsole
     from rich.live import Live
 
@@ -228,7 +228,7 @@ def _live(stream: TextIO) -> Any:
     return live
 
 
-def _panel(rows: Mapping[str, Cells], history: Sequence[float], stall: str | None, elapsed: float) -> Any:
+def _panel(rows: Mapping[str, Cells], history: Sequence[float], stall: str | None, elapsed: float | int) -> Any:
     from rich import box
     from rich.console import Group
     from rich.panel import Panel

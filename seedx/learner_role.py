@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from seedx.learner.learner import LearnerState
 
 _POLL_S = 0.1
-_STOP_GRACE_S = 10.0
+_STOP_GRACE_S = 25.0  # of the supervisor's 30
 
 
 def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> int:
@@ -48,20 +48,15 @@ def _wait(crew: Crew, session: Session, done: threading.Event, signals: list[int
     """Waits for the end, a failure or a signal, whichever is first; the exit code."""
     while not done.is_set() and not crew.stop.is_set() and not signals:
         done.wait(_POLL_S)
-    if signals and not session.learning and not done.is_set():
-        print("stopped before the first update; there is nothing to save.", flush=True)
-        return 128 + signals[0]
-    deadline = time.monotonic() + _STOP_GRACE_S
-    while not done.is_set() and crew.failure is None and time.monotonic() < deadline:
-        done.wait(_POLL_S)
+    if session.learning and not done.wait(_STOP_GRACE_S):
+        print(f"the learner did not stop within {_STOP_GRACE_S:.0f} s and is ended as it is.", file=sys.stderr)
+    if isinstance(crew.failure, ConfigError):
+        raise crew.failure
     if crew.failure is not None:
-        session.front_end.stop(finished=False)
-        if isinstance(crew.failure, ConfigError):
-            raise crew.failure
         print(crew.describe_failure(), file=sys.stderr, flush=True)
         return 1
-    if not done.is_set():
-        print(f"the learner did not stop within {_STOP_GRACE_S:.0f} s and is ended as it is.", file=sys.stderr)
+    if signals and not session.learning:
+        print("stopped before the first update; there is nothing to save.", flush=True)
     return 128 + signals[0] if signals else 0
 
 
@@ -87,14 +82,16 @@ class Session:
         self.learning = False
 
     def run(self, done: threading.Event) -> None:
-        """From the first actor's hello to the last line; sets `done`."""
-        spec = self._await_spec()
-        self._build(spec)
-        self._compile()
-        self._start()
-        exit_reason = self._learn()
-        self._finish(exit_reason)
-        done.set()
+        """From the first actor's hello to the last line; sets `done`, whether it succeeds or fails."""
+        try:
+            self._build(self._await_spec())
+            self._compile()
+            self._start()
+            self._finish(self._learn())
+        except BaseException as error:
+            self._crew.fail(error)
+        finally:
+            done.set()
 
     def _await_spec(self) -> EnvSpec:
         """The environments' spec: a checkpoint's when resuming, else what the first actor says."""
@@ -143,7 +140,10 @@ class Session:
         self.spec = spec
         self.meshes = meshes = sharding.build_meshes(config.learner)
         self.agent = build_agent(config, spec)
-        self.checkpointer = Checkpointer(self._run_dir, keep=config.checkpoint.keep)
+        try:
+            self.checkpointer = Checkpointer(self._run_dir, keep=config.checkpoint.keep)
+        except PermissionError as error:
+            raise ConfigError(str(error)) from error
         state = initial_state(self.agent, config.learner, meshes.learner, config.seed)
         if self._resume:
             state = self._restore(state)
@@ -177,6 +177,8 @@ class Session:
         update = self._crew.spawn("compile-update", self.learner.compile, example)
         self.policy.warm_up()
         update.join()
+        if self._crew.stop.is_set():
+            raise SystemExit(1)
 
     def _start(self) -> None:
         self.policy.start(self.front_end.deliver)
@@ -186,19 +188,23 @@ class Session:
         self._crew.spawn("report", self.reporter.loop)
 
     def _learn(self) -> str:
-        """Learns until something says stop; what it was."""
-        last_checkpoint = time.monotonic()
-        while (reason := self._exit_reason()) is None:
-            batch = self.batches.next(_POLL_S)
-            if batch is None:
-                continue
-            self.learner.step(batch)
-            self.learning = True
-            interval_s = self._config.checkpoint.interval_s
-            if interval_s and time.monotonic() - last_checkpoint > interval_s:
-                self._save()
-                last_checkpoint = time.monotonic()
-        return reason
+        """Learns until something says stop; what it was. Even a failure leaves the state of the last good update."""
+        try:
+            last_checkpoint = time.monotonic()
+            while (reason := self._exit_reason()) is None:
+                batch = self.batches.next(_POLL_S)
+                if batch is None:
+                    continue
+                self.learner.step(batch)
+                self.learning = True
+                interval_s = self._config.checkpoint.interval_s
+                if interval_s and time.monotonic() - last_checkpoint > interval_s:
+                    self._save()
+                    last_checkpoint = time.monotonic()
+            return reason
+        except Exception as error:
+            self._crew.fail(error)
+            return "failed"
 
     def _exit_reason(self) -> str | None:
         config, state = self._config, self.learner.state

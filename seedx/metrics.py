@@ -16,6 +16,8 @@ import numpy as np
 
 from seedx.types import StepType
 
+Number = int | float | np.number  # beartype takes an int for no float
+
 
 class _Distribution:
     """Exact mean and maximum, and the last 1000 values for percentiles."""
@@ -24,7 +26,7 @@ class _Distribution:
         self.count, self.total, self.maximum = 0, 0.0, -np.inf
         self.recent: deque[float] = deque(maxlen=1000)
 
-    def add(self, values: list[float]) -> None:
+    def add(self, values: list) -> None:
         self.count += len(values)
         self.total += sum(values)
         self.maximum = max(self.maximum, *values)
@@ -38,8 +40,8 @@ class Metrics:
         self,
         *,
         rates: Collection[str] = (),
-        totals: Mapping[str, float] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        totals: Mapping[str, Number] | None = None,
+        clock: Callable[[], Number] = time.monotonic,
     ) -> None:
         """Starts the first interval.
 
@@ -51,32 +53,32 @@ class Metrics:
         self._clock = clock
         self._rates = frozenset(rates)
         self._lock = threading.Lock()
-        self._totals: dict[str, float] = dict(totals or {})
-        self._gauges: dict[str, float] = {}
+        self._totals: dict[str, Number] = dict(totals or {})
+        self._gauges: dict[str, Number] = {}
         self._averages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
         self._times: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
         self._values: dict[str, _Distribution] = defaultdict(_Distribution)
         self._start = clock()
         self._before = dict(self._totals)
 
-    def count(self, name: str, amount: float = 1) -> None:
+    def count(self, name: str, amount: Number = 1) -> None:
         """Adds to a counter; reported as its total `<name>`."""
         with self._lock:
             self._totals[name] = self._totals.get(name, 0) + amount
 
-    def gauge(self, name: str, value: float) -> None:
+    def gauge(self, name: str, value: Number) -> None:
         """Sets a value; reported as `<name>` until it is set again."""
         with self._lock:
             self._gauges[name] = value
 
-    def average(self, name: str, value: float) -> None:
+    def average(self, name: str, value: Number) -> None:
         """Adds a value; reported as `<name>`, the interval's mean."""
         with self._lock:
             entry = self._averages[name]
             entry[0] += value
             entry[1] += 1
 
-    def time(self, name: str, seconds: float, times: int = 1) -> None:
+    def time(self, name: str, seconds: Number, times: int = 1) -> None:
         """Adds a duration; reported as `<name>_ms`, the interval's mean, and `<name>_share` of its wall time."""
         with self._lock:
             entry = self._times[name]
@@ -92,14 +94,14 @@ class Metrics:
         finally:
             self.time(name, self._clock() - start)
 
-    def observe(self, name: str, values: float | np.ndarray) -> None:
+    def observe(self, name: str, values: Number | np.ndarray) -> None:
         """Adds values; reported as `<name>_mean`, `<name>_max` and `<name>_p99` (of the last 1000) of the interval."""
         new = np.ravel(values).tolist() if isinstance(values, np.ndarray) else [float(values)]
         if new:
             with self._lock:
                 self._values[name].add(new)
 
-    def snapshot(self) -> dict[str, float]:
+    def snapshot(self) -> dict[str, Number]:
         """What happened since the last snapshot; starts the next interval. Names without news are left out."""
         with self._lock:
             now = self._clock()
@@ -177,10 +179,10 @@ class EpisodeStats:
         with self._lock:
             return float(np.mean(self._returns)) if self._returns else float("nan"), len(self._returns)
 
-    def snapshot(self) -> dict[str, float]:
+    def snapshot(self) -> dict[str, Number]:
         """`return_mean` over the window of `return_episodes`, `return_interval_mean` since the last snapshot, ..."""
         with self._lock:
-            row: dict[str, float] = {"episodes": self._episodes, "return_episodes": len(self._returns)}
+            row: dict[str, Number] = {"episodes": self._episodes, "return_episodes": len(self._returns)}
             if self._returns:
                 row["return_mean"] = float(np.mean(self._returns))
                 row["episode_length_mean"] = float(np.mean(self._lengths))

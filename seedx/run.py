@@ -13,14 +13,20 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules load; the roles install their own handlers
 
 import argparse
+import io
+import logging
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from seedx.config import Config, ConfigError, read_config
 from seedx.supervisor import USER_ERROR, die_with_parent
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,9 +37,7 @@ def main(argv: Sequence[str]) -> int:
         config = read_config(arguments.run_dir)
         if arguments.role == "actor":
             return _run_actor(arguments, config)
-        from seedx.learner_role import run_learner
-
-        return run_learner(config, Path(arguments.run_dir), arguments.listen, arguments.resume)
+        return _run_learner(arguments, config)
     except ConfigError as error:
         print(f"{arguments.role}: {error}", file=sys.stderr)
         return USER_ERROR
@@ -55,10 +59,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _run_learner(arguments: argparse.Namespace, config: Config) -> int:
+    from seedx.learner_role import run_learner
+
+    display = io.BufferedWriter(_Display(sys.stdout.fileno(), "w", closefd=False))
+    sys.stdout = io.TextIOWrapper(display, sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
+    # The terminal, not only the log, tells of a damaged checkpoint.
+    logging.getLogger("seedx").addHandler(logging.StreamHandler(sys.stdout))
+    return run_learner(config, Path(arguments.run_dir), arguments.listen, arguments.resume)
+
+
+class _Display(io.FileIO):
+    """Standard output that may go away (`... | head -1`): a run must not end because nobody watches it."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
 def _run_actor(arguments: argparse.Namespace, config: Config) -> int:
     from seedx.envs.actor import run_actor
     from seedx.envs.make import make_env
+    from seedx.envs.vectorize import ObservationError
     from seedx.inference.client import ServerLostError
+    from seedx.inference.wire import WireError
 
     # SystemExit ends whatever the main thread waits for, and environments are closed on the way.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -75,6 +101,8 @@ def _run_actor(arguments: argparse.Namespace, config: Config) -> int:
     except ServerLostError as error:
         print(f"actor {arguments.actor_id} ends: {error}", file=sys.stderr)
         return 1
+    except (ObservationError, WireError) as error:  # The environment contradicts its own spec.
+        raise ConfigError(f"{config.env}: {error}") from error
     return 0
 
 

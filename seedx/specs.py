@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,16 @@ import optree
 
 from seedx.types import ArraySpec, EnvSpec, Tree
 
+_MAX_AXES = 16
+_MAX_LEAF_BYTES = 2**28  # of one environment
+
 
 def to_json(spec: EnvSpec) -> str:
-    """The spec as JSON text; trees may hold dicts, tuples and lists."""
+    """The spec as JSON text; trees may hold dicts with string keys, tuples and lists.
+
+    Raises:
+        TypeError: a tree holds something else, whose leaves could come back in another order.
+    """
     return json.dumps(
         {
             "env": spec.env,
@@ -32,10 +40,11 @@ def from_json(text: str) -> EnvSpec:
     """
     try:
         raw = json.loads(text)
-        return EnvSpec(
-            str(raw["env"]), _decode(raw["observation"]), _decode(raw["action"]), frame_skip=int(raw["frame_skip"])
-        )
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        if not isinstance(raw["env"], str):
+            raise ValueError(f"env is {raw['env']!r}; it must be a string")
+        frame_skip = _size(raw["frame_skip"], at_least=1)
+        return EnvSpec(raw["env"], _decode(raw["observation"]), _decode(raw["action"]), frame_skip)
+    except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"not an environment spec: {type(error).__name__} {error}") from error
 
 
@@ -74,11 +83,15 @@ def _show(spec: ArraySpec | None) -> str:
 def _encode(tree: Tree) -> Any:
     if isinstance(tree, ArraySpec):
         return {"leaf": dataclasses.asdict(tree)}
-    if isinstance(tree, dict):
-        return {"dict": {str(key): _encode(value) for key, value in tree.items()}}
+    # Not subclasses: an OrderedDict's leaves travel in another order than a dict's.
+    if type(tree) is dict and all(isinstance(key, str) for key in tree):
+        return {"dict": {key: _encode(value) for key, value in tree.items()}}
     if isinstance(tree, (tuple, list)):
         return {"tuple": [_encode(value) for value in tree]}
-    raise TypeError(f"a spec tree holds {type(tree).__name__}; allowed are dict, tuple, list and ArraySpec.")
+    raise TypeError(
+        f"a spec tree holds {type(tree).__name__} {tree!r}; allowed are dicts with string keys, tuples, lists and "
+        "ArraySpec."
+    )
 
 
 def _decode(raw: Any) -> Tree:
@@ -91,20 +104,34 @@ def _decode(raw: Any) -> Tree:
         return tuple(_decode(child) for child in value)
     if kind != "leaf":
         raise ValueError(f"a spec node is {kind!r}; allowed are 'leaf', 'dict' and 'tuple'")
+    shape = tuple(_size(n) for n in value["shape"])
+    dtype = np.dtype(value["dtype"]) if isinstance(value["dtype"], str) else None
+    if dtype is None or dtype.kind not in "biuf":
+        raise ValueError(f"a dtype is {value['dtype']!r}; it must name booleans, integers or real numbers")
+    if len(shape) > _MAX_AXES or math.prod(shape) * dtype.itemsize > _MAX_LEAF_BYTES:
+        raise ValueError(f"a shape is {list(shape)}; allowed are {_MAX_AXES} axes and {_MAX_LEAF_BYTES} bytes")
     return ArraySpec(
-        shape=tuple(_size(n) for n in value["shape"]),
-        dtype=np.dtype(value["dtype"]).name,
-        num_values=None if value["num_values"] is None else _size(value["num_values"]),
+        shape=shape,
+        dtype=dtype.name,
+        num_values=None if value["num_values"] is None else _size(value["num_values"], at_least=1),
         minimum=_bound(value["minimum"]),
         maximum=_bound(value["maximum"]),
     )
 
 
-def _size(value: Any) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(f"a size is {value!r}; it must be a non-negative integer")
+def _size(value: Any, at_least: int = 0) -> int:
+    if type(value) is not int or not at_least <= value <= _MAX_LEAF_BYTES:
+        raise ValueError(f"a size is {value!r}; it must be an integer, {at_least} to {_MAX_LEAF_BYTES}")
     return value
 
 
 def _bound(value: Any) -> tuple[float, ...] | float | None:
-    return tuple(map(float, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(_number(x) for x in value)
+    return None if value is None else _number(value)
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or value != value:
+        raise ValueError(f"a bound is {value!r}; it must be a number, a list of numbers or null")
+    return float(value)

@@ -4,7 +4,15 @@ import os
 import sys
 
 # Before anything imports jax.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+        # Tests compile much and run little.
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+    ]
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 from jaxtyping import install_import_hook

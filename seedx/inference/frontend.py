@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import grpc
 import grpc.aio
@@ -38,6 +40,7 @@ _CODES = {
 }
 _MAX_ENVS_PER_GROUP = 2**20
 _LIVE_CHECK_S = 0.1
+_CLOSE_S = 5.0
 
 
 @dataclass(eq=False)
@@ -54,6 +57,7 @@ class Request:
         return self.stream.rows
 
 
+@runtime_checkable
 class Policy(Protocol):
     """What the front-end needs of the policy server."""
 
@@ -97,9 +101,11 @@ class FrontEnd:
         self._loop = asyncio.new_event_loop()
         self._policy: Policy | None = None
         self._ready = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._closing: Refused | None = None
         self._started: Future[int] = Future()
         self._health = HealthServicer()
+        self._thread = threading.Thread(target=self._run, name="front-end", daemon=True)
         self.first_spec: Future[EnvSpec] = Future()
         self.port = 0
         self.messages = 0
@@ -110,7 +116,7 @@ class FrontEnd:
         Raises:
             ConfigError: the address is in use or cannot be bound, or the credentials cannot be read.
         """
-        threading.Thread(target=self._run, name="front-end", daemon=True).start()
+        self._thread.start()
         self.port = self._started.result(timeout=30)
 
     def serve(self, policy: Policy) -> None:
@@ -133,8 +139,9 @@ class FrontEnd:
             if finished
             else Refused(Status.UNAVAILABLE, "the server stops; it may come back")
         )
-        with contextlib.suppress(TimeoutError):
-            self._call(self._close())
+        with contextlib.suppress(RuntimeError):  # closed in between
+            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(_CLOSE_S)
 
     # ---- the loop's thread
 
@@ -169,20 +176,22 @@ class FrontEnd:
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         self._bind(server)
         await server.start()
-        self._server = server
         self._started.set_result(self.port)
         watcher = asyncio.create_task(self._watch())
-        await server.wait_for_termination()
+        await self._stopping.wait()
         watcher.cancel()
+        await self._close(server)
 
     def _bind(self, server: grpc.aio.Server) -> None:
         credentials = security.server_credentials(self._config)
         try:
+            if _is_live_socket(self.address):
+                raise RuntimeError("somebody listens there")
             if credentials is None:
                 self.port = server.add_insecure_port(self.address)
             else:
                 self.port = server.add_secure_port(self.address, credentials)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise ConfigError(
                 f"cannot listen on {self.address}: it is in use or cannot be bound. Choose another address, or stop "
                 "the server that holds it."
@@ -199,13 +208,13 @@ class FrontEnd:
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         self._ready.set()
 
-    async def _close(self) -> None:
+    async def _close(self, server: grpc.aio.Server) -> None:
         assert self._closing is not None
         self._ready.set()  # hellos that wait are turned away
         for stream in self._streams.all():
             self._end(stream, self._closing)
         await asyncio.sleep(0.05)  # the handlers write their last status
-        await self._server.stop(grace=1.0)
+        await server.stop(grace=1.0)
 
     async def _watch(self) -> None:
         while True:
@@ -309,6 +318,15 @@ class FrontEnd:
         self._streams.detach(stream)
         if self._policy is not None:
             self._policy.detach(stream)
+
+
+def _is_live_socket(address: str) -> bool:
+    """Whether somebody listens on a Unix socket: gRPC would take its path away from them."""
+    if not address.startswith("unix:"):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(address.removeprefix("unix:")) in (0, errno.EAGAIN)
 
 
 async def _end_call(context: grpc.aio.ServicerContext, why: Refused) -> None:

@@ -109,23 +109,19 @@ class Streams:
         Raises:
             Refused: a newer or equal run is connected, or there are no free slots.
         """
-        replaced: list[Stream] = []
         old = self._actors.get(actor_id)
-        if old is not None:
-            if old.streams and run_id <= old.run_id:
-                raise Refused(
-                    Status.ALREADY_EXISTS,
-                    f"actor {actor_id} is connected already and was started later; give this one another id or stop "
-                    "the other one.",
-                )
-            replaced = list(old.streams.values())
-            del self._actors[actor_id]
+        if old is not None and old.streams and run_id <= old.run_id:
+            raise Refused(
+                Status.ALREADY_EXISTS,
+                f"actor {actor_id} is connected already and was started later; give this one another id or stop "
+                "the other one.",
+            )
         self._drop_unused()
         start = self._find_slots(actor_id, groups * envs_per_group)
         session = self._sessions.get(actor_id, 0)
         self._sessions[actor_id] = session + 1
         self._actors[actor_id] = _Actor(run_id, start, groups, envs_per_group, evaluation, session, time.monotonic())
-        return replaced
+        return [] if old is None else list(old.streams.values())
 
     def attach(self, actor_id: int, run_id: tuple[int, int], group: int, spec: EnvSpec) -> Stream:
         """Opens the stream of one group of an admitted actor.
@@ -199,7 +195,9 @@ class Streams:
     def _find_slots(self, actor_id: int, count: int) -> int:
         """The actor's own place (actor_id * count), so that runs repeat; the first free one if it is taken."""
         free = np.ones(self._num_slots, bool)
-        for actor in self._actors.values():
+        for other, actor in self._actors.items():
+            if other == actor_id:
+                continue  # it is about to be replaced
             free[actor.start : actor.start + actor.num_slots] = False
         own = actor_id * count
         if own + count <= self._num_slots and free[own : own + count].all():

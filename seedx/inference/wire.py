@@ -171,6 +171,10 @@ def check_rows(columns: Sequence[Column], leaves: Sequence[np.ndarray], starts_e
             row = int(np.argwhere(~np.isfinite(leaf))[0][0])
             value = leaf[row] if leaf.ndim == 1 else "not finite everywhere"
             return f"{column.name} of environment {row} is {value}; it must be finite."
+        values = column.spec.num_values
+        if values is not None and ((leaf < 0) | (leaf >= values)).any():
+            row = int(np.argwhere((leaf < 0) | (leaf >= values))[0][0])
+            return f"{column.name} of environment {row} is {leaf[row]}; allowed are 0 to {values - 1}."
     step_type, discount = leaves[-1], leaves[1]
     if (step_type > StepType.LAST).any():
         return f"step_type is {step_type.max()}; allowed are 0 (FIRST), 1 (MID) and 2 (LAST)."

@@ -69,7 +69,7 @@ def make_update(
         count = jnp.maximum(transition_mask(batch.timestep.step_type).sum().astype(jnp.float32), 1.0)
         gradient = jax.tree.map(lambda g: g / count.astype(g.dtype), gradient)
         metrics = {name: value / count for name, value in metrics.items()}
-        norm = optax.global_norm(gradient)
+        norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         direction, new_opt_state = optimizer.update(gradient, opt_state, params)
         rate = learning_rate(config, env_steps)

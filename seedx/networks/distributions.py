@@ -233,8 +233,8 @@ def _leaf_distribution(spec: ArraySpec) -> Distribution:
         return Categorical(spec.shape, spec.num_values, dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"action {spec} is an integer without num_values; give it num_values, or a float dtype.")
-    low = np.broadcast_to(np.float32(-np.inf if spec.minimum is None else spec.minimum), spec.shape)
-    high = np.broadcast_to(np.float32(np.inf if spec.maximum is None else spec.maximum), spec.shape)
+    low = np.broadcast_to(np.asarray(-np.inf if spec.minimum is None else spec.minimum, np.float32), spec.shape)
+    high = np.broadcast_to(np.asarray(np.inf if spec.maximum is None else spec.maximum, np.float32), spec.shape)
     if np.isinf(low).all() and np.isinf(high).all():
         return Gaussian(spec.shape, dtype)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):

@@ -109,8 +109,7 @@ class ActorCritic(nnx.Module):
     """The modules: torso, core (None without an LSTM), and the two heads on top of them."""
 
     def __init__(self, config: NetworkConfig, spec: EnvSpec, rngs: nnx.Rngs) -> None:
-        self.torso = build_torso(config, _stacked_specs(spec.observation, config.frame_stack), rngs)
-        width = self.torso.num_features
+        self.torso, width = build_torso(config, _stacked_specs(spec.observation, config.frame_stack), rngs)
         if config.previous_action:
             width += sum(vector_size(leaf) for leaf in jax.tree.leaves(spec.action)) + 1
         self.core = LSTM(width, config.lstm, rngs) if config.lstm else None

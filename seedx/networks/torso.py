@@ -18,10 +18,10 @@ _CONV_FEATURES = 256
 _ORTHOGONAL = nnx.initializers.orthogonal(math.sqrt(2))
 
 
-def build_torso(config: NetworkConfig, spec: PyTree, rngs: nnx.Rngs) -> nnx.Module:
-    """The torso that `config.torso` names: `torso(observation [B, ...]) -> [B, D]` with `torso.num_features` = D.
+def build_torso(config: NetworkConfig, spec: PyTree, rngs: nnx.Rngs) -> tuple[nnx.Module, int]:
+    """The torso that `config.torso` names, `torso(observation [B, ...]) -> [B, D]`, and D.
 
-    A user's own is "module:function", called as function(spec, rngs) and returning an `nnx.Module` with that contract.
+    A user's own is "module:function": function(spec, rngs) returns an `nnx.Module` with `num_features` = D.
 
     Args:
         config: Of the network.
@@ -32,14 +32,16 @@ def build_torso(config: NetworkConfig, spec: PyTree, rngs: nnx.Rngs) -> nnx.Modu
         ConfigError: `config.torso` is no name of a torso, or the user's own breaks the contract.
     """
     if config.torso in ("auto", "mlp", "shallow", "deep"):
-        return Torso(config, spec, rngs)
+        torso = Torso(config, spec, rngs)
+        return torso, torso.num_features
     torso = _load(config.torso)(spec, rngs)
-    if not (isinstance(torso, nnx.Module) and isinstance(getattr(torso, "num_features", None), int)):
+    num_features = getattr(torso, "num_features", None)
+    if not (isinstance(torso, nnx.Module) and isinstance(num_features, int)):
         raise ConfigError(
             f"network.torso {config.torso!r} returned {type(torso).__name__}; it must return a flax.nnx.Module with an "
             "int attribute `num_features` and __call__(observation [B, ...]) -> [B, num_features]."
         )
-    return torso
+    return torso, num_features
 
 
 def is_image(spec: ArraySpec) -> bool:

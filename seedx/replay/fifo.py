@@ -46,9 +46,19 @@ class Fifo:
             self._changed.notify_all()
 
     def sample(self, batch_size: int, timeout_s: float) -> Sample:
-        """Takes the `batch_size` oldest items; see `Replay.sample`."""
+        """Takes the `batch_size` oldest items; see `Replay.sample`.
+
+        Raises:
+            ValueError: the queue is full with less than a batch, so that inserts and samples would wait for ever.
+        """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._items >= batch_size, timeout_s):
+            self._changed.wait_for(lambda: self._items >= batch_size or not self._has_room(), timeout_s)
+            if self._items < batch_size and not self._has_room():
+                raise ValueError(
+                    f"a batch of {batch_size} items does not fit into the queue: {self._describe()}. Raise "
+                    "--learner.queue-unrolls, or lower --learner.batch-size or --learner.unroll-length."
+                )
+            if self._items < batch_size:
                 raise ReplayTimeoutError(f"no batch of {batch_size} items within {timeout_s} s: {self._describe()}.")
             parts = self._take(batch_size)
             self._changed.notify_all()
@@ -57,7 +67,7 @@ class Fifo:
         # np.concatenate keeps the memory order of its inputs: time-major unrolls stay time-major.
         return Sample(jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts))
 
-    def info(self) -> dict[str, float]:
+    def info(self) -> dict[str, int]:
         """Items and bytes held, and items inserted in all."""
         with self._changed:
             return {"queue/unrolls": self._items, "queue/bytes": self._bytes, "queue/inserted": self._inserted}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from seedx.types import Tree
 
@@ -17,6 +17,7 @@ class Sample(NamedTuple):
     items: Tree
 
 
+@runtime_checkable
 class Replay(Protocol):
     """A bounded store of items between acting and learning. A queue is one with `max_times_sampled=1`."""
 
@@ -36,6 +37,6 @@ class Replay(Protocol):
         """
         ...
 
-    def info(self) -> dict[str, float]:
+    def info(self) -> dict[str, int]:
         """Flat metrics: items, bytes and totals."""
         ...

@@ -1,0 +1,165 @@
+"""Real processes for the fault tests: watched with deadlines, counted by a mark in their environment, never left."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from seedx.runlog import read_rows
+
+ROOT = Path(__file__).parent.parent
+DEADLINE_S = 90.0  # of a start-up on a busy machine; a quiet one needs six seconds
+
+# A run that starts fast: one actor with four environments, a tiny network, no TensorBoard.
+TINY = (
+    *("--env", "catch", "--stop-at-return", "None", "--num-actors", "1", "--envs-per-actor", "4"),
+    *("--learner.batch-size", "4", "--learner.unroll-length", "5", "--network.torso", "mlp", "--network.hidden", "8"),
+    *("--metrics.no-tensorboard", "--metrics.interval-s", "0.2"),
+)
+
+
+class Started:
+    """A process; its output goes to files."""
+
+    def __init__(self, popen: subprocess.Popen, out: Path, err: Path) -> None:
+        self.popen, self._out, self._err = popen, out, err
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    @property
+    def said(self) -> str:
+        return self.out + self.err
+
+    def wait(self, timeout_s: float = DEADLINE_S) -> int:
+        """Its exit code."""
+        try:
+            return self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout_s} s; it said: {self.said}") from None
+
+    def send(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """What a terminal does: everyone in the foreground process group gets it."""
+        os.killpg(self.popen.pid, number)
+
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S) -> Any:
+        """Waits for something while this process has to go on."""
+
+        def check() -> Any:
+            if not (found := condition()):
+                assert self.popen.poll() is None, f"ended with {self.popen.poll()} before {what}; it said: {self.said}"
+            return found
+
+        return until(check, what, timeout_s, lambda: self.said)
+
+
+class Processes:
+    """Starts processes in one directory; `with` kills what is left of them and of all that they started."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._mark = f"SEEDX_TEST={os.getpid()}-{secrets.token_hex(8)}"
+        self._count = 0
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.alive():
+            process.kill()
+
+    def start(self, *command: str, stdout: int | None = None, env: dict[str, str] | None = None) -> Started:
+        """Runs a command as a session leader, as a shell with job control does."""
+        self._count += 1
+        out, err = (self.directory / f"process-{self._count}.{kind}" for kind in ("out", "err"))
+        path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+        name, value = self._mark.split("=")
+        # One device, and nothing of the test's own settings of jax.
+        full_env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+        full_env |= {"PYTHONPATH": path, name: value, "COLUMNS": "200", **(env or {})}
+        with out.open("wb") as out_file, err.open("wb") as err_file:
+            popen = subprocess.Popen(
+                command,
+                cwd=self.directory,
+                env=full_env,
+                stdin=subprocess.DEVNULL,
+                stdout=out_file if stdout is None else stdout,
+                stderr=err_file,
+                start_new_session=True,
+            )
+        return Started(popen, out, err)
+
+    def local(self, run_dir: Path, *flags: str, **kwargs: Any) -> Started:
+        """`launch/local.py`, with the tiny run's flags unless it resumes."""
+        tiny = () if "--resume" in flags else TINY
+        return self.launch("local.py", *tiny, "--run-dir", str(run_dir), *flags, **kwargs)
+
+    def launch(self, name: str, *flags: str, **kwargs: Any) -> Started:
+        """A launcher."""
+        return self.start(sys.executable, str(ROOT / "launch" / name), *flags, **kwargs)
+
+    def role(self, role: str, run_dir: Path, address: str, *flags: str, **kwargs: Any) -> Started:
+        """One role, started singly."""
+        where = "--listen" if role == "learner" else "--server"
+        return self.start(
+            *(sys.executable, "-m", "seedx.run", role, "--run-dir", str(run_dir), where, address, *flags), **kwargs
+        )
+
+    def alive(self, *words: str) -> list[psutil.Process]:
+        """Living processes that descend from those started here and have `words` on their command line."""
+        found = []
+        for pid in psutil.pids():
+            try:
+                environ = Path(f"/proc/{pid}/environ").read_bytes()
+                process = psutil.Process(pid)
+                if self._mark.encode() not in environ.split(b"\0") or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if set(words) <= set(process.cmdline()):
+                    found.append(process)
+            except (OSError, psutil.Error):  # gone meanwhile, or another user's
+                continue
+        return found
+
+    def wait_until_gone(self, timeout_s: float = 10.0) -> None:
+        until(lambda: not self.alive(), "the end of every process", timeout_s, lambda: str(self.alive()))
+
+
+def until(
+    condition: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S, said: Callable[[], str] = lambda: ""
+) -> Any:
+    """Polls until `condition` is true, and returns what it returned."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain for {what}. {said()}"
+        time.sleep(0.02)
+    return found
+
+
+def last(run_dir: Path, name: str) -> float:
+    """The newest value of a figure in metrics.jsonl; 0 before there is one."""
+    rows = read_rows(run_dir / "metrics.jsonl")
+    return next((row[name] for row in reversed(rows) if name in row), 0)
+
+
+def make_run(run_dir: Path, *flags: str) -> None:
+    """A run directory with the tiny run's config, for roles that are started singly."""
+    from seedx import cli
+
+    cli.prepare_run_dir(cli.parse([*TINY, "--run-dir", str(run_dir), *flags]))

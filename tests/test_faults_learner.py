@@ -1,0 +1,199 @@
+"""Faults of the learner's process and of whole runs: signals, failures, checkpoints, disks."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from processes import Processes, last, make_run
+
+from seedx.checkpoint import load_params
+
+
+@pytest.fixture
+def processes(tmp_path):
+    with Processes(tmp_path) as processes:
+        yield processes
+
+
+def checkpoints(run_dir: Path) -> list[int]:
+    return sorted(int(path.name) for path in (run_dir / "checkpoints").glob("*") if path.name.isdigit())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run that ended with several checkpoints; copy it before you change it."""
+    directory = tmp_path_factory.mktemp("finished")
+    with Processes(directory) as processes:
+        run = processes.local(directory / "run", "--steps", "3000", "--checkpoint.interval-s", "0.1")
+        assert run.wait() == 0, run.said
+        assert not processes.alive()
+    assert len(checkpoints(directory / "run")) >= 2
+    return directory / "run"
+
+
+def damage(run_dir: Path, update: int) -> None:
+    """Cuts off every large file of a checkpoint, as a full disk or a power failure does."""
+    for path in (run_dir / "checkpoints" / str(update)).rglob("*"):
+        if path.is_file() and path.stat().st_size > 100 and path.name != "checksums.json":
+            os.truncate(path, path.stat().st_size // 2)
+
+
+def test_actors_wait_for_a_learner_that_was_killed_and_training_goes_on_from_the_checkpoint(tmp_path, processes):
+    run_dir, address = tmp_path / "run", f"unix:{tmp_path}/socket"
+    flags = ("--env", "faulty_envs:make_counting", "--agent", "faulty_agents:checking", "--checkpoint.interval-s", "0.1")
+    make_run(run_dir, *flags, "--steps", "4000")
+    actor = processes.role("actor", run_dir, address, "--actor-id", "0")  # it may start before the learner
+    learner = processes.role("learner", run_dir, address)
+    learner.until(lambda: max(checkpoints(run_dir), default=0) > 40, "a checkpoint")
+    learner.popen.kill()  # leaves a stale socket behind
+    learner.wait()
+    before = load_params(run_dir)
+    rows_before = (run_dir / "metrics.jsonl").read_text().count("\n")
+
+    again = processes.role("learner", run_dir, address, "--resume")
+    assert again.wait() == 0, again.said
+    assert f"resumed at update {before.update:,}" in again.out
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert rows[rows_before]["updates"] >= before.update
+    # Unrolls of version 0 would lag by more than 40 updates.
+    assert max(row.get("learner/lag_updates_max", 0) for row in rows[rows_before:]) < 20
+    assert rows[-1]["env_steps"] >= 4000
+    assert {row["learner/broken"] for row in rows if "learner/broken" in row} == {0.0}
+    assert json.loads((run_dir / "summary.json").read_text())["exit"] == "steps"
+    assert actor.wait(10) == 0, actor.said  # it was told that training is finished
+    assert "is lost" in actor.err
+    assert "waiting for it" in actor.err
+    assert "Traceback" not in actor.err
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_both_resume_and_evaluate_say_so(tmp_path, processes, finished):
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished, run_dir)
+    *_, good, newest = checkpoints(run_dir)
+    damage(run_dir, newest)
+    evaluate = processes.launch("evaluate.py", str(run_dir), "--episodes", "2")
+    assert evaluate.wait() == 0, evaluate.said
+    assert f"{newest} is damaged" in evaluate.err
+    assert json.loads((run_dir / "evaluation.json").read_text())["update"] == good
+
+    resumed = processes.local(run_dir, "--resume", "--steps", "3500")
+    assert resumed.wait() == 0, resumed.said
+    assert f"{newest} is damaged" in resumed.out
+    assert f"resumed at update {good:,}" in resumed.out
+    assert last(run_dir, "env_steps") >= 3500
+    assert list((run_dir / "checkpoints").glob(f"{newest}.damaged-*"))
+
+
+def test_without_a_good_checkpoint_resume_and_evaluate_end_with_the_reasons(tmp_path, processes, finished):
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished, run_dir)
+    for update in checkpoints(run_dir):
+        damage(run_dir, update)
+    for process in (
+        processes.launch("evaluate.py", str(run_dir)),
+        processes.local(run_dir, "--resume", "--steps", "3500"),
+    ):
+        assert process.wait() == 2, process.said
+        assert "every checkpoint in" in process.err
+        assert "Start in another --run-dir" in process.err
+        assert "Traceback" not in process.err
+    assert not processes.alive()
+
+
+def test_resume_with_another_network_names_the_arrays(tmp_path, processes, finished):
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished, run_dir)
+    run = processes.local(run_dir, "--resume", "--steps", "3500", "--network.hidden", "16")
+    assert run.wait() == 2, run.said
+    assert "float32[50, 8]" in run.err
+    assert "float32[50, 16]" in run.err
+    assert "Traceback" not in run.err
+
+
+def test_a_second_start_in_a_finished_run_is_refused(finished, processes):
+    run = processes.local(finished)
+    assert run.wait(20) == 2
+    assert "already holds checkpoints" in run.err
+
+
+@pytest.mark.parametrize("delay_s", [0.3, 1.5, None])
+def test_ctrl_c_at_any_phase(tmp_path, processes, delay_s):
+    check_interrupt(tmp_path, processes, signal.SIGINT, delay_s)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_phase(tmp_path, processes, number):
+    for i, delay_s in enumerate([0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, None]):
+        check_interrupt(tmp_path / f"{i}", processes, number, delay_s)
+
+
+def check_interrupt(directory: Path, processes: Processes, number: int, delay_s: float | None) -> None:
+    """Starts a run and sends everyone in its foreground process group a signal, `None`: while it saves checkpoints."""
+    run_dir = directory / "run"
+    run = processes.local(run_dir, "--checkpoint.interval-s", "0.01")
+    if delay_s is None:
+        run.until(lambda: len(checkpoints(run_dir)) >= 2, "checkpoints")
+    else:
+        time.sleep(delay_s)
+    updates = last(run_dir, "updates")
+    run.interrupt(number)
+    assert run.wait(30) == 128 + number, run.said
+    assert not processes.alive()
+    assert run.err == ""
+    assert "Traceback" not in "".join(path.read_text() for path in run_dir.glob("logs/*.log"))
+    if updates:
+        assert max(checkpoints(run_dir)) >= updates
+        assert json.loads((run_dir / "summary.json").read_text())["exit"] == signal.Signals(number).name
+        assert load_params(run_dir).update == max(checkpoints(run_dir))
+    if delay_s is None:
+        resumed = processes.local(run_dir, "--resume", "--steps", str(int(last(run_dir, "env_steps")) + 200))
+        assert resumed.wait() == 0, resumed.said
+        assert last(run_dir, "updates") > updates
+
+
+def test_nothing_survives_a_supervisor_that_is_killed(tmp_path, processes):
+    run = processes.local(tmp_path / "run")
+    run.until(lambda: last(tmp_path / "run", "updates"), "an update")
+    assert len(processes.alive()) == 3
+    run.popen.kill()
+    processes.wait_until_gone()
+
+
+def test_a_mistake_in_the_loss_ends_the_run_with_its_traceback(tmp_path, processes):
+    run = processes.local(tmp_path / "run", "--agent", "faulty_agents:raising")
+    assert run.wait() == 1
+    assert "TypeError: a mistake in the loss" in run.err
+    assert 'raise TypeError("a mistake in the loss")' in run.err
+    assert f"Continue it with --resume --run-dir {tmp_path / 'run'}" in run.err
+    assert not processes.alive()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_weights_before(tmp_path, processes):
+    run_dir = tmp_path / "run"
+    flags = ("--env", "faulty_envs:make_counting", "--agent", "faulty_agents:diverging", "--checkpoint.interval-s", "0")
+    run = processes.local(run_dir, *flags)
+    assert run.wait() == 1
+    assert "NonFiniteError: update" in run.err
+    assert "--resume" in run.err
+    [batch] = run_dir.glob("non_finite_batch_*.npz")
+    assert batch.stem.endswith(f"_{checkpoints(run_dir)[-1]}")  # saved although `interval_s` is 0
+    assert str(batch) in run.err
+    assert json.loads((run_dir / "summary.json").read_text())["exit"] == "failed"
+    assert "failed, see" in run.out
+    assert not processes.alive()
+
+
+def test_nobody_needs_to_watch(tmp_path, processes):
+    read, write = os.pipe()
+    os.close(read)
+    run = processes.local(tmp_path / "run", "--steps", "200", stdout=write)
+    os.close(write)
+    assert run.wait() == 0, run.said
+    assert run.err == ""
+    assert checkpoints(tmp_path / "run")
