@@ -26,16 +26,16 @@ from seedx.learner.update import batch_shardings, make_update
 from seedx.types import StepType, TimeStep, Unroll
 
 
-def train(config: Config, steps: int, report: bool = False) -> tuple[int, float, float]:
+def train(config: Config, steps: int, report: bool = False) -> tuple[int, float, float, dict]:
     """Trains for `steps` executed environment steps after one update of warm-up.
 
     Returns:
-        Executed steps, seconds and the mean return of the last 100 episodes.
+        Executed steps, seconds, the mean return of the last 100 episodes, and the parameters.
     """
     groups = [make_env(config, config.envs_per_group, part) for part in np.split(env_seeds(config, 0, 0), config.actor.groups)]
     spec, agent, num = groups[0].spec, build_agent(config, groups[0].spec), config.envs_per_group
     mesh = sharding.build_meshes(config.learner).learner
-    policy = make_policy_step(agent, config.envs_per_actor, config.seed, mesh)
+    policy = make_policy_step(agent, config.envs_per_actor, jax.random.key(config.seed), mesh)
     update = make_update(agent, config.learner, mesh, config.seed)
     params, opt_state, _, _ = initial_state(agent, config.learner, mesh, config.seed)
     slots = [np.arange(i * num, (i + 1) * num, dtype=np.int32) for i in range(len(groups))]
@@ -85,7 +85,7 @@ def train(config: Config, steps: int, report: bool = False) -> tuple[int, float,
         if config.stop_at_return and len(returns) == 100 and np.mean(returns) >= config.stop_at_return:
             break
     assert started is not None
-    return done_steps, time.monotonic() - started, float(np.mean(returns))
+    return done_steps, time.monotonic() - started, float(np.mean(returns)), params
 
 
 def _take(pending: list[Unroll], count: int) -> tuple[Unroll, list[Unroll]]:
@@ -112,5 +112,5 @@ def _take(pending: list[Unroll], count: int) -> tuple[Unroll, list[Unroll]]:
 if __name__ == "__main__":
     sys.path.insert(0, str(Path.cwd()))
     settings = cli.parse(sys.argv[1:])
-    total, seconds, mean = train(settings, settings.steps or 10_000_000, report=True)
+    total, seconds, mean, _ = train(settings, settings.steps or 10_000_000, report=True)
     print(f"RESULT alone_env_steps_per_s {total / seconds:.0f} steps/s (return {mean:.1f}, {total} steps, {seconds:.1f} s)")

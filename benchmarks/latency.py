@@ -90,7 +90,7 @@ def serve_policy(pipe: Connection, plan: Plan) -> None:
     weights.publish(0, initial_state(agent, config.learner, mesh, config.seed).params)
     streams = Streams(config.num_slots, config.inference.max_streams, config.learner.unroll_length)
     front_end = FrontEnd("127.0.0.1:0", config.inference, streams, crew.fail)
-    policy = PolicyServer(agent, SPEC, config, weights, mesh, replay, Metrics(), crew, config.seed)
+    policy = PolicyServer(agent, SPEC, config, weights, mesh, replay, Metrics(), crew)
 
     def consume() -> None:
         while not crew.stop.is_set():

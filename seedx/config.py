@@ -25,6 +25,12 @@ def _positive(owner: Any, *names: str) -> None:
         _require(value > 0, f"{type(owner).__name__}.{name} ({value}) must be positive.")
 
 
+def _not_negative(owner: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        _require(value >= 0, f"{type(owner).__name__}.{name} ({value}) must not be negative.")
+
+
 @dataclass(frozen=True)
 class AtariConfig:
     """Atari pre-processing (EnvPool names them alike). Defaults: the settings of IMPALA's Atari runs (1802.01561).
@@ -166,6 +172,7 @@ class ImpalaConfig:
         _require(0 <= self.discount <= 1, f"impala.discount ({self.discount}) must lie in [0, 1].")
         _require(0 <= self.lambda_ <= 1, f"impala.lambda_ ({self.lambda_}) must lie in [0, 1].")
         _positive(self, "clip_rho", "clip_pg_rho")
+        _not_negative(self, "max_abs_reward")
 
 
 @dataclass(frozen=True)
@@ -181,8 +188,8 @@ class LearnerConfig:
         learning_rate_end: Step size at `learning_rate_steps`, linear in between.
         learning_rate_steps: Environment steps of the schedule; 0: constant.
         rmsprop_decay: Decay of RMSProp's second moment.
-        epsilon: Epsilon of the optimizer.
-        max_grad_norm: Global-norm clip; 0: none.
+        epsilon: Epsilon of the optimizer, against gradients of the mean loss.
+        max_grad_norm: Global-norm clip of the mean loss's gradient; 0: none.
         queue_unrolls: Bound of the unroll queue, unrolls; 0: two batches.
         devices: Devices that learn; 0: all.
         inference_devices: Devices set aside for inference; 0: shared with learning.
@@ -191,19 +198,25 @@ class LearnerConfig:
     batch_size: int = 32
     unroll_length: int = 20
     microbatches: int = 1
-    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
-    learning_rate: float = 6e-4
+    optimizer: Literal["rmsprop", "adam"] = "adam"
+    learning_rate: float = 1e-3
     learning_rate_end: float = 0.0
     learning_rate_steps: int = 0
     rmsprop_decay: float = 0.99
-    epsilon: float = 0.01
-    max_grad_norm: float = 40.0
+    epsilon: float = 1e-5
+    max_grad_norm: float = 0.5
     queue_unrolls: int = 0
     devices: int = 0
     inference_devices: int = 0
 
     def __post_init__(self) -> None:
         _positive(self, "batch_size", "unroll_length", "microbatches", "learning_rate", "epsilon")
+        _not_negative(self, "learning_rate_end", "learning_rate_steps", "max_grad_norm", "devices", "inference_devices")
+        _require(0 <= self.rmsprop_decay < 1, f"learner.rmsprop_decay ({self.rmsprop_decay}) must lie in [0, 1).")
+        _require(
+            self.queue_unrolls == 0 or self.queue_unrolls >= self.batch_size,
+            f"learner.queue_unrolls ({self.queue_unrolls}) must hold a batch ({self.batch_size}), or be 0: two batches.",
+        )
         _require(
             self.batch_size % self.microbatches == 0,
             f"learner.batch_size ({self.batch_size}) must be divisible by learner.microbatches ({self.microbatches}).",
@@ -300,6 +313,17 @@ class Config:
             f"envs_per_actor ({self.envs_per_actor}) must be divisible by actor.groups ({self.actor.groups}); "
             "use another number or --actor.groups 1.",
         )
+        _require(
+            not (self.deterministic and self.inference.max_batch_size),
+            f"deterministic runs act on all slots at once; inference.max_batch_size "
+            f"({self.inference.max_batch_size}) must be 0.",
+        )
+        _require(
+            self.inference.max_batch_size == 0 or self.inference.max_batch_size >= self.envs_per_group,
+            f"inference.max_batch_size ({self.inference.max_batch_size}) must hold a group of {self.envs_per_group} "
+            "environments (envs_per_actor / actor.groups), or be 0: all of them.",
+        )
+        _require(0 <= self.seed < 2**31, f"seed ({self.seed}) must lie in 0 .. 2**31-1.")
         _require(self.replay == "embedded", f"replay ({self.replay!r}) must be 'embedded'.")
         _require(self.steps is None or self.steps > 0, f"steps ({self.steps}) must be positive.")
         _require(self.seconds is None or self.seconds > 0, f"seconds ({self.seconds}) must be positive.")

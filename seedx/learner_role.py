@@ -7,6 +7,7 @@ the first update a signal ends the process at once; afterwards the learner finis
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import sys
 import threading
@@ -84,6 +85,7 @@ class Session:
     def run(self, done: threading.Event) -> None:
         """From the first actor's hello to the last line; sets `done`, whether it succeeds or fails."""
         try:
+            self._load()
             self._build(self._await_spec())
             self._compile()
             self._start()
@@ -93,8 +95,23 @@ class Session:
         finally:
             done.set()
 
+    def _load(self) -> None:
+        """Loads what takes seconds, while the actors start."""
+        import jax
+
+        import seedx.agents.build
+        import seedx.inference.policy
+        import seedx.learner.learner
+        import seedx.report  # noqa: F401
+
+        cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+        if not jax.config.jax_compilation_cache_dir:
+            jax.config.update("jax_compilation_cache_dir", os.path.join(cache, "seedx", "jax"))
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        jax.local_devices()
+
     def _await_spec(self) -> EnvSpec:
-        """The environments' spec: a checkpoint's when resuming, else what the first actor says."""
+        """The environments' spec, which the first actor says."""
         deadline = time.monotonic() + self._config.inference.hello_timeout_s
         if self._config.num_actors == 0:
             self._crew.spawn("actor-0", self._act_here)
@@ -123,7 +140,6 @@ class Session:
         )
 
     def _build(self, spec: EnvSpec) -> None:
-        # Imported here: jax takes a second or two to load, and the server answers meanwhile.
         from seedx import sharding
         from seedx.agents.build import build_agent
         from seedx.checkpoint import Checkpointer
@@ -136,7 +152,6 @@ class Session:
         from seedx.weights import WeightStore
 
         config = self._config
-        self.metrics = Metrics()
         self.spec = spec
         self.meshes = meshes = sharding.build_meshes(config.learner)
         self.agent = build_agent(config, spec)
@@ -148,14 +163,16 @@ class Session:
         if self._resume:
             state = self._restore(state)
         self._first_update = state.updates
+        self.metrics = Metrics(
+            rates=("env_steps", "updates", "server/messages"),
+            totals={"env_steps": state.env_steps, "updates": state.updates},
+        )
         weights = WeightStore(sharding.mover(meshes.learner, meshes.inference))
         self.learner = Learner(
             self.agent, config.learner, meshes.learner, state, weights, self.metrics, config.seed, self._run_dir
         )
         self.replay = Fifo(config.learner.queue_unrolls or 2 * config.learner.batch_size)
         self.batches = Batches(self.replay, config.learner.batch_size, meshes.learner, self.metrics, self._crew)
-        # Another seed of actions after each resume, or the same episodes would be played again.
-        seed = config.seed + state.updates
         self.policy = PolicyServer(
             self.agent,
             spec,
@@ -165,7 +182,6 @@ class Session:
             self.replay,
             self.metrics,
             self._crew,
-            seed,
             episodes=self._episodes_before,
         )
         self.reporter = Reporter(config, self._run_dir, self.metrics, self._figures, self._crew.stop)
@@ -189,6 +205,9 @@ class Session:
 
     def _learn(self) -> str:
         """Learns until something says stop; what it was. Even a failure leaves the state of the last good update."""
+        from seedx.profiling import ProfileWindow
+
+        profile = ProfileWindow(self._config.metrics, self._run_dir)
         try:
             last_checkpoint = time.monotonic()
             while (reason := self._exit_reason()) is None:
@@ -197,6 +216,7 @@ class Session:
                     continue
                 self.learner.step(batch)
                 self.learning = True
+                profile.tick()
                 interval_s = self._config.checkpoint.interval_s
                 if interval_s and time.monotonic() - last_checkpoint > interval_s:
                     self._save()
@@ -205,6 +225,8 @@ class Session:
         except Exception as error:
             self._crew.fail(error)
             return "failed"
+        finally:
+            profile.close()
 
     def _exit_reason(self) -> str | None:
         config, state = self._config, self.learner.state
@@ -238,9 +260,7 @@ class Session:
         state, seconds = self.learner.state, self._seconds()
         eval_mean, eval_episodes = self.policy.eval_episodes.mean_return()
         return {
-            "env_steps": state.env_steps,
             "frames": state.env_steps * self.spec.frame_skip,
-            "updates": state.updates,
             "version": state.updates,
             "seconds": seconds,
             "lag_updates_mean": self.learner.lag_sum / max(state.updates - self._first_update, 1),
@@ -267,6 +287,8 @@ class Session:
             print(f"{self._run_dir} holds no checkpoint yet; starting from the beginning.", flush=True)
             return fresh
         found = self.checkpointer.restore(fresh.params, {"opt_state": fresh.opt_state})
+        if changed := specs.differences(specs.from_json(found.metadata["spec"]), self.spec):
+            raise ConfigError(f"the environment differs from the checkpoint's: {'; '.join(changed)}.")
         self._seconds_before = float(found.metadata["seconds"])
         self._episodes_before = found.metadata["episodes"]
         print(f"resumed at update {found.update:,} ({found.metadata['env_steps']:,} steps).", flush=True)

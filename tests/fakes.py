@@ -45,7 +45,7 @@ def random_unroll(num_envs, length, seed=0, spec=VECTOR, state=None):
     """An unroll `[T+1, B]` of random rows, with some transitions masked."""
     rng = np.random.default_rng(seed)
     rows = (length + 1, num_envs)
-    observation, action = optree.tree_map(lambda leaf: _draw(leaf, rows, rng), (spec.observation, spec.action))
+    observation, action = optree.tree_map(lambda leaf: draw(leaf, rows, rng), (spec.observation, spec.action))
     step_type = step_types(*rows, rng)
     reward = rng.normal(size=rows).astype(np.float32)
     timestep = TimeStep(step_type, reward, rng.integers(0, 2, rows).astype(np.float32), observation)
@@ -53,7 +53,8 @@ def random_unroll(num_envs, length, seed=0, spec=VECTOR, state=None):
     return Unroll(timestep, action, extras, np.zeros(rows, np.int32), state)
 
 
-def _draw(leaf, rows, rng):
+def draw(leaf, rows, rng):
+    """Random values `[*rows, ...]` of a leaf."""
     shape = (*rows, *leaf.shape)
     if leaf.dtype.startswith("float"):
         return rng.uniform(-1, 1, shape).astype(leaf.dtype)

@@ -76,19 +76,26 @@ class Processes:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._mark = f"SEEDX_TEST={os.getpid()}-{secrets.token_hex(8)}"
-        self._count = 0
+        self._popens: list[subprocess.Popen] = []
 
     def __enter__(self) -> Processes:
+        # Tests that run in a shell's background ignore SIGINT, and so would what they start.
+        self._sigint = signal.signal(signal.SIGINT, signal.default_int_handler)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.alive():
-            process.kill()
+        signal.signal(signal.SIGINT, self._sigint)
+        while left := self.alive():
+            for process in left:
+                process.kill()
+            psutil.wait_procs(left, timeout=5)
+        for popen in self._popens:
+            popen.wait()
 
     def start(self, *command: str, stdout: int | None = None, env: dict[str, str] | None = None) -> Started:
         """Runs a command as a session leader, as a shell with job control does."""
-        self._count += 1
-        out, err = (self.directory / f"process-{self._count}.{kind}" for kind in ("out", "err"))
+        number = len(self._popens)
+        out, err = (self.directory / f"process-{number}.{kind}" for kind in ("out", "err"))
         path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
         name, value = self._mark.split("=")
         # One device, and nothing of the test's own settings of jax.
@@ -104,6 +111,7 @@ class Processes:
                 stderr=err_file,
                 start_new_session=True,
             )
+        self._popens.append(popen)
         return Started(popen, out, err)
 
     def local(self, run_dir: Path, *flags: str, **kwargs: Any) -> Started:

@@ -44,8 +44,15 @@ def damage(run_dir: Path, update: int) -> None:
 
 def test_actors_wait_for_a_learner_that_was_killed_and_training_goes_on_from_the_checkpoint(tmp_path, processes):
     run_dir, address = tmp_path / "run", f"unix:{tmp_path}/socket"
-    flags = ("--env", "faulty_envs:make_counting", "--agent", "faulty_agents:checking", "--checkpoint.interval-s", "0.1")
-    make_run(run_dir, *flags, "--steps", "4000")
+    flags = (
+        "--env",
+        "faulty_envs:make_counting",
+        "--agent",
+        "faulty_agents:checking",
+        "--checkpoint.interval-s",
+        "0.1",
+    )
+    make_run(run_dir, *flags, "--checkpoint.interval-s", "0.1", "--steps", "4000")
     actor = processes.role("actor", run_dir, address, "--actor-id", "0")  # it may start before the learner
     learner = processes.role("learner", run_dir, address)
     learner.until(lambda: max(checkpoints(run_dir), default=0) > 40, "a checkpoint")

@@ -1,13 +1,30 @@
 """Who may listen where: loopback by default, TLS or a token for anything else."""
 
+import contextlib
+import datetime
+import ipaddress
 import socket
 
+import grpc
+import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from fakes import VECTOR
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
+from server_harness import EchoPolicy
+from spec_strategies import timestep
 
+from seedx import specs
 from seedx.config import ConfigError, InferenceConfig
-from seedx.inference import security
+from seedx.inference import policy_pb2 as pb
+from seedx.inference import security, wire
+from seedx.inference.client import Connection, RejectedError, ServerLostError
+from seedx.inference.frontend import FrontEnd
+from seedx.inference.streams import Refused, Status, Streams
 
 OPEN = InferenceConfig()
 TLS = InferenceConfig(tls_cert="cert.pem", tls_key="key.pem")
@@ -100,3 +117,194 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         security.server_credentials(InferenceConfig(tls_cert=missing, tls_key=missing))
     with pytest.raises(ConfigError, match=r"inference\.tls_ca .*missing.* cannot be read"):
         security.open_channel("localhost:1", InferenceConfig(tls_ca=missing), [])
+
+
+# ---- over real sockets
+
+
+@contextlib.contextmanager
+def serving(address, config):
+    failures = []
+    front_end = FrontEnd(address, config, Streams(8, 100, 4), failures.append)
+    front_end.start()
+    front_end.serve(EchoPolicy(front_end))
+    try:
+        yield front_end
+    finally:
+        front_end.stop(finished=True)
+        assert failures == []
+
+
+def exchange(address, config):
+    """One exchange of a group of 2; the version in the reply."""
+    connection = Connection(
+        address, config, actor_id=0, spec=VECTOR, groups=1, envs_per_group=2, evaluation=False, timeout_s=10.0
+    )
+    with contextlib.closing(connection):
+        stream = connection.open_stream(0)
+        stream.send(timestep(VECTOR, 2, np.random.default_rng(0)))
+        stream.receive()
+        return stream.version
+
+
+def token_file(path, token):
+    path.write_text(token)
+    return InferenceConfig(token_file=str(path))
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "unix"])
+def test_a_token_is_asked_of_every_call(tmp_path, listen):
+    right = token_file(tmp_path / "right", "open sesame")
+    address = f"unix:{tmp_path}/s" if listen == "unix" else listen
+    with serving(address, right) as front_end:
+        if listen != "unix":
+            address = f"127.0.0.1:{front_end.port}"
+        for wrong in (OPEN, token_file(tmp_path / "wrong", "open sesam")):
+            with pytest.raises(ConfigError, match=r"UNAUTHENTICATED.*token-file"):
+                exchange(address, wrong)
+        with grpc.insecure_channel(address) as channel:  # nor does a stream open without it
+            replies = channel.stream_stream(wire.ACT)(iter([b""]), timeout=10)
+            with pytest.raises(grpc.RpcError) as refusal:
+                next(replies)
+            assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert exchange(address, right) == 3
+
+
+def make_certificate(directory, name):
+    """A self-signed certificate for localhost and 127.0.0.1, as a config."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    certificate = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem, private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (directory / f"{name}.pem").write_bytes(certificate.public_bytes(pem))
+    (directory / f"{name}.key").write_bytes(key.private_bytes(pem, private, serialization.NoEncryption()))
+    return InferenceConfig(tls_cert=str(directory / f"{name}.pem"), tls_key=str(directory / f"{name}.key"))
+
+
+def test_tls_from_end_to_end(tmp_path):
+    config, stranger = make_certificate(tmp_path, "seedx"), make_certificate(tmp_path, "stranger")
+    with serving("0.0.0.0:0", config) as front_end:
+        address = f"127.0.0.1:{front_end.port}"
+        assert exchange(address, config) == 3
+        assert exchange(address, InferenceConfig(tls_ca=config.tls_cert)) == 3
+        for other in (OPEN, stranger):  # no TLS; a certificate that the client does not trust
+            with pytest.raises(ServerLostError):
+                exchange(address, other)
+        assert exchange(address, config) == 3
+
+
+def test_a_key_that_is_none_is_refused_at_the_start(tmp_path):
+    (tmp_path / "x.pem").write_text("nonsense")
+    config = InferenceConfig(tls_cert=str(tmp_path / "x.pem"), tls_key=str(tmp_path / "x.pem"))
+    with pytest.raises(ConfigError):
+        FrontEnd("127.0.0.1:0", config, Streams(8, 100, 4), lambda error: None).start()
+
+
+def test_the_health_service_answers(tmp_path):
+    address = f"unix:{tmp_path}/s"
+    front_end = FrontEnd(address, OPEN, Streams(8, 100, 4), lambda error: None)
+    front_end.start()
+    with grpc.insecure_channel(address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        assert check(health_pb2.HealthCheckRequest(), timeout=10).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        front_end.serve(EchoPolicy(front_end))
+        assert check(health_pb2.HealthCheckRequest(), timeout=10).status == health_pb2.HealthCheckResponse.SERVING
+    front_end.stop(finished=True)
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_an_address_in_use_is_refused(tmp_path, kind):
+    with serving(f"unix:{tmp_path}/s" if kind == "unix" else "127.0.0.1:0", OPEN) as front_end:
+        address = front_end.address if kind == "unix" else f"127.0.0.1:{front_end.port}"
+        with pytest.raises(ConfigError, match=r"cannot listen on .*in use"):
+            FrontEnd(address, OPEN, Streams(8, 100, 4), lambda error: None).start()
+        assert exchange(address, OPEN) == 3
+
+
+HELLO = {"protocol": wire.PROTOCOL, "groups": 1, "envs_per_group": 2, "spec_json": specs.to_json(VECTOR)}
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        ({"protocol": 99}, "FAILED_PRECONDITION", r"protocol is 99, this server speaks 1"),
+        ({"groups": 0}, "INVALID_ARGUMENT", r"groups \(0\) must be 1 to 1024"),
+        ({"envs_per_group": 2**31}, "INVALID_ARGUMENT", r"envs_per_group \(2147483648\)"),
+        ({"envs_per_group": 2**20, "groups": 1024}, "RESOURCE_EXHAUSTED", r"asks for 1073741824 slots; 8 of 8"),
+        ({"spec_json": "{"}, "INVALID_ARGUMENT", r"spec_json: "),
+        ({"spec_json": "[" * 10_000}, "INVALID_ARGUMENT", r"spec_json: "),
+        ({"spec_json": HELLO["spec_json"].replace("vector", "\\ud800")}, "FAILED_PRECONDITION", r"env is .*ud800"),
+        ({"spec_json": specs.to_json(VECTOR).replace("float32", "float16")}, "FAILED_PRECONDITION", r"float16\[3\]"),
+        (None, "INVALID_ARGUMENT", r"3 bytes are no HelloRequest"),
+    ],
+)
+def test_hellos_that_cannot_be_used_are_answered_with_the_reason(tmp_path, change, code, message):
+    address = f"unix:{tmp_path}/s"
+    with serving(address, OPEN):
+        assert exchange(address, OPEN) == 3  # the first one tells the server what its environments are
+        with grpc.insecure_channel(address) as channel:
+            raw = b"\xff\xff\xff" if change is None else pb.HelloRequest(**{**HELLO, **change}).SerializeToString()
+            with pytest.raises(grpc.RpcError, match=message) as refusal:
+                channel.unary_unary(wire.HELLO)(raw, timeout=10)
+        assert refusal.value.code().name == code
+        assert exchange(address, OPEN) == 3
+
+
+def test_garbage_on_the_socket_does_not_disturb_others(tmp_path):
+    address, rng = f"unix:{tmp_path}/s", np.random.default_rng(0)
+    http2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    with serving(address, OPEN):
+        for prefix in (b"", b"GET / HTTP/1.1\r\n\r\n", http2, http2 + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"):
+            with socket.socket(socket.AF_UNIX) as raw:
+                raw.connect(f"{tmp_path}/s")
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    raw.sendall(prefix + rng.bytes(1000))
+            assert exchange(address, OPEN) == 3
+
+
+@pytest.mark.parametrize(
+    ("messages", "code", "message"),
+    [
+        ([b"\xff\xff"], "INVALID_ARGUMENT", "2 bytes is not an ActRequest"),
+        ([b""], "INVALID_ARGUMENT", "must be `attach`"),
+        ([b"\x0a\x00"], "FAILED_PRECONDITION", "must say Hello"),
+        (["attach", "attach"], "INVALID_ARGUMENT", "not a timestep"),
+        (["attach", b"\xff\xff"], "INVALID_ARGUMENT", "not an ActRequest"),
+        (["attach", pb.ActRequest(timestep=b"abc").SerializeToString()], "INVALID_ARGUMENT", "timestep has 3 bytes"),
+        (["attach of group 1"], "INVALID_ARGUMENT", r"attach\.group \(1\) must be one of 0 to 0"),
+    ],
+)
+def test_streams_that_cannot_be_used_end_with_the_reason(tmp_path, messages, code, message):
+    address = f"unix:{tmp_path}/s"
+    with serving(address, OPEN) as front_end, grpc.insecure_channel(address) as channel:
+        channel.unary_unary(wire.HELLO)(pb.HelloRequest(**HELLO).SerializeToString(), timeout=10)
+        attach = {f"attach{' of group 1' * g}": pb.ActRequest(attach=pb.Attach(group=g)) for g in (0, 1)}
+        raw = [m if isinstance(m, bytes) else attach[m].SerializeToString() for m in messages]
+        with pytest.raises(grpc.RpcError, match=message) as refusal:
+            next(channel.stream_stream(wire.ACT)(iter(raw), timeout=10))
+        assert refusal.value.code().name == code
+        assert front_end._streams.num_streams == 0
+
+
+def test_a_stream_that_the_policy_refuses_leaves_nothing_behind(tmp_path):
+    class Refuses(EchoPolicy):
+        def attach(self, stream):
+            raise Refused(Status.INVALID_ARGUMENT, "too large")
+
+    address = f"unix:{tmp_path}/s"
+    front_end = FrontEnd(address, OPEN, Streams(2, 100, 4), lambda error: None)
+    front_end.start()
+    front_end.serve(Refuses(front_end))
+    for _ in range(2):  # the slots are free again
+        with pytest.raises(RejectedError, match="too large"):
+            exchange(address, OPEN)
+    assert front_end._streams.num_streams == 0
+    front_end.stop(finished=True)

@@ -6,6 +6,7 @@ The groups are stepped in turn by one thread: while one group's request is with 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import threading
 import time
@@ -62,7 +63,7 @@ def run_actor(
                 try:
                     _exchange(connection, envs, stop)
                 except ServerLostError as error:
-                    print(f"{error}; waiting for it, up to {config.actor.give_up_s:.0f} s", file=sys.stderr)
+                    print(f"{error}; connecting again", file=sys.stderr)
     except Finished:
         return
     except Replaced as replaced:
@@ -76,14 +77,18 @@ def _connect_patiently(
     config: Config, address: str, actor_id: int, envs: Sequence[Env], evaluation: bool
 ) -> Connection:
     """Connects, however often it takes within `config.actor.give_up_s`."""
-    deadline = time.monotonic() + config.actor.give_up_s
-    while True:
+    give_up_s = config.actor.give_up_s
+    deadline = time.monotonic() + give_up_s
+    for attempt in itertools.count():
         try:
             return _connect(config, address, actor_id, envs, evaluation)
         except ServerLostError as error:
             if time.monotonic() > deadline:
-                raise ServerLostError(f"{error}; gave up after {config.actor.give_up_s:.0f} s") from None
+                raise ServerLostError(f"{error}; gave up after {give_up_s:g} s") from None
+            if attempt == 0:
+                print(f"{error}; waiting for it, up to {give_up_s:g} s", file=sys.stderr)
             time.sleep(_RETRY_S)
+    raise AssertionError
 
 
 def _connect(config: Config, address: str, actor_id: int, envs: Sequence[Env], evaluation: bool) -> Connection:

@@ -20,6 +20,7 @@ from typing import Protocol, runtime_checkable
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
@@ -108,7 +109,6 @@ class FrontEnd:
         self._thread = threading.Thread(target=self._run, name="front-end", daemon=True)
         self.first_spec: Future[EnvSpec] = Future()
         self.port = 0
-        self.messages = 0
 
     def start(self) -> None:
         """Binds and serves; hellos wait until `serve` is called.
@@ -198,10 +198,9 @@ class FrontEnd:
             ) from error
 
     def _handlers(self) -> grpc.GenericRpcHandler:
-        hello = grpc.unary_unary_rpc_method_handler(
-            self._hello, pb.HelloRequest.FromString, pb.HelloReply.SerializeToString
-        )
-        act = grpc.stream_stream_rpc_method_handler(self._act)  # raw bytes both ways
+        # Raw bytes come in: gRPC would answer what it cannot parse with UNKNOWN.
+        hello = grpc.unary_unary_rpc_method_handler(self._hello, None, pb.HelloReply.SerializeToString)
+        act = grpc.stream_stream_rpc_method_handler(self._act)
         return grpc.method_handlers_generic_handler("seedx.v1.PolicyServer", {"Hello": hello, "Act": act})
 
     async def _open(self) -> None:
@@ -243,10 +242,10 @@ class FrontEnd:
                 grpc.StatusCode.UNAUTHENTICATED, "missing or wrong token; start the actor with --inference.token-file."
             )
 
-    async def _hello(self, request: pb.HelloRequest, context: grpc.aio.ServicerContext) -> pb.HelloReply:
+    async def _hello(self, message: bytes, context: grpc.aio.ServicerContext) -> pb.HelloReply:
         await self._authorize(context)
         try:
-            spec = _check_hello(request)
+            request, spec = _parse_hello(message)
             if not self.first_spec.done():
                 self.first_spec.set_result(spec)
             await self._ready.wait()
@@ -297,13 +296,16 @@ class FrontEnd:
         run_id = (attach.run_id.start_time_ns, attach.run_id.nonce)
         stream = self._streams.attach(attach.actor_id, run_id, attach.group, self.first_spec.result())
         stream.task = asyncio.current_task()
-        self._policy.attach(stream)
+        try:
+            self._policy.attach(stream)
+        except Refused:
+            self._streams.detach(stream)
+            raise
         return stream
 
     async def _exchange(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
         assert self._policy is not None
         while (message := await context.read()) is not grpc.aio.EOF:
-            self.messages += 1
             request = Request(stream, stream.timesteps.payload(message), self._loop.create_future())
             stream.asking = True
             self._policy.offer(request)
@@ -335,7 +337,11 @@ async def _end_call(context: grpc.aio.ServicerContext, why: Refused) -> None:
         await context.abort(_CODES[why.status], str(why))
 
 
-def _check_hello(request: pb.HelloRequest) -> EnvSpec:
+def _parse_hello(message: bytes) -> tuple[pb.HelloRequest, EnvSpec]:
+    try:
+        request = pb.HelloRequest.FromString(message)
+    except DecodeError as error:
+        raise Refused(Status.INVALID_ARGUMENT, f"{len(message)} bytes are no HelloRequest: {error}.") from error
     if request.protocol != wire.PROTOCOL:
         raise Refused(
             Status.FAILED_PRECONDITION,
@@ -348,6 +354,6 @@ def _check_hello(request: pb.HelloRequest) -> EnvSpec:
             f"{_MAX_ENVS_PER_GROUP}.",
         )
     try:
-        return specs.from_json(request.spec_json)
+        return request, specs.from_json(request.spec_json)
     except ValueError as error:
         raise Refused(Status.INVALID_ARGUMENT, f"spec_json: {error}.") from error

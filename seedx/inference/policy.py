@@ -61,7 +61,6 @@ class PolicyServer:
         replay: Takes finished unrolls.
         metrics: Counts batches and waits.
         crew: Runs the threads; a failure in one stops the process.
-        seed: Of the actions.
         episodes: Episode statistics to go on from.
     """
 
@@ -75,7 +74,6 @@ class PolicyServer:
         replay: Replay,
         metrics: Metrics,
         crew: Crew,
-        seed: int,
         episodes: Mapping[str, Any] | None = None,
     ) -> None:
         num_slots = config.num_slots
@@ -90,7 +88,9 @@ class PolicyServer:
         self._num_slots = num_slots
         max_rows = config.inference.max_batch_size or num_slots
         self.sizes = step.bucket_sizes(max_rows, min(config.envs_per_group, max_rows), mesh.size)
-        self._step = step.make_policy_step(agent, num_slots, seed, mesh)
+        # The version goes into the key: after a resume, no episode is played again.
+        key = jax.random.fold_in(jax.random.key(config.seed), weights.latest().version)
+        self._step = step.make_policy_step(agent, num_slots, key, mesh)
         self._tables = self._step.tables
         self._batcher: Batcher[Request] = Batcher(
             max_rows=max_rows,
@@ -171,6 +171,7 @@ class PolicyServer:
         self._batcher.set_live_rows(live)
         self._metrics.gauge("batcher/live_slots", live)
         self._metrics.gauge("server/streams", streams.num_streams)
+        self._metrics.gauge("batcher/compilations", self._num_compiled() - self._compiled)
 
     # ---- dispatch
 
@@ -181,6 +182,8 @@ class PolicyServer:
         while not self._crew.stop.is_set():
             batch = self._batcher.take(_POLL_S)
             if batch is not None:
+                if self._config.deterministic:
+                    batch.requests.sort(key=lambda request: request.stream.slots[0])
                 self._dispatch(batch)
 
     def _dispatch(self, batch: Batch[Request]) -> None:
@@ -264,6 +267,7 @@ class PolicyServer:
 
     def _count(self, batch: Batch[Request], size: int) -> None:
         self._metrics.count(f"batcher/{batch.reason.value}")
+        self._metrics.count("server/messages", len(batch.requests))
         self._metrics.average("batcher/fill", batch.rows / size)
         self._metrics.time("batcher/wait", batch.waited_s)
 

@@ -22,16 +22,21 @@ def is_local(address: str) -> bool:
         return host == "localhost"
 
 
+def check_address(address: str) -> None:
+    """Raises ConfigError if `address` is no address."""
+    if not address.startswith("unix:"):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise ConfigError(f"address {address!r} is neither unix:/path nor host:port.")
+
+
 def check_listen_address(address: str, config: InferenceConfig) -> None:
     """Refuses to serve others without protection.
 
     Raises:
         ConfigError: the address is no address, or not local while neither TLS nor a token is set.
     """
-    if not address.startswith("unix:"):
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise ConfigError(f"address {address!r} is neither unix:/path nor host:port.")
+    check_address(address)
     if not is_local(address) and config.tls_cert is None and config.token_file is None:
         raise ConfigError(
             f"refusing to listen on {address}: other machines could reach it without credentials. Give "
@@ -73,7 +78,12 @@ def server_credentials(config: InferenceConfig) -> grpc.ServerCredentials | None
 
 
 def open_channel(address: str, config: InferenceConfig, options: list[tuple[str, int]]) -> grpc.Channel:
-    """A client channel to the address, with TLS where the config has a certificate to trust."""
+    """A client channel to the address, with TLS where the config has a certificate to trust.
+
+    Raises:
+        ConfigError: the address is no address, or the certificate cannot be read.
+    """
+    check_address(address)
     trusted = config.tls_ca or config.tls_cert
     if trusted is None:
         return grpc.insecure_channel(address, options=options)

@@ -45,14 +45,13 @@ class PolicyStep(NamedTuple):
     attach: Callable[[Tables, Any, Any, Any, Any, Any], Tables]
 
 
-def make_policy_step(agent: Agent, num_slots: int, seed: int, mesh: Mesh) -> PolicyStep:
+def make_policy_step(agent: Agent, num_slots: int, key: jax.Array, mesh: Mesh) -> PolicyStep:
     """Fresh tables and the functions over them.
 
     A row's action depends on its own key, step, state and timestep alone, never on the batch around it: the key of row
-    b is fold_in(slot key, step), the slot key fold_in(fold_in(fold_in(seed, actor_id), env), session).
+    b is fold_in(slot key, step), the slot key fold_in(fold_in(fold_in(key, actor_id), env), session).
     """
     whole, rows = sharding.replicated(mesh), sharding.split_axis(mesh, 0)
-    run_key = jax.random.key(seed)
 
     def act(params: Tree, tables: Tables, slots: Int32[Array, " B"], timestep: TimeStep) -> tuple[Tables, StepOutput]:
         def gather(table: Array) -> Array:
@@ -76,7 +75,7 @@ def make_policy_step(agent: Agent, num_slots: int, seed: int, mesh: Mesh) -> Pol
         session: Int32[Array, ""],
         greedy: Bool[Array, ""],
     ) -> Tables:
-        actor_key = jax.random.fold_in(run_key, actor_id)
+        actor_key = jax.random.fold_in(key, actor_id)
         keys = jax.vmap(lambda env: jax.random.fold_in(jax.random.fold_in(actor_key, env), session))(envs)
         return tables._replace(
             key=tables.key.at[slots].set(jax.random.key_data(keys), mode="drop"),

@@ -116,6 +116,8 @@ class Learner:
         self.lag_sum += float(lag.mean())
         self._metrics.observe("learner/lag_updates", lag)
         self._metrics.time("learner/update", seconds)
+        self._metrics.count("updates")
+        self._metrics.count("env_steps", batch.env_steps)
 
     def _non_finite(self, batch: LearnerBatch, metrics: dict) -> NonFiniteError:
         path = self._run_dir / f"non_finite_batch_{self.state.updates}.npz"

@@ -71,7 +71,8 @@ def make_update(
         metrics = {name: value / count for name, value in metrics.items()}
         norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-        direction, new_opt_state = optimizer.update(gradient, opt_state, params)
+        with jax.numpy_dtype_promotion("standard"):  # optax's Adam mixes dtypes
+            direction, new_opt_state = optimizer.update(gradient, opt_state, params)
         rate = learning_rate(config, env_steps)
         new_params = jax.tree.map(lambda p, d: p - (rate * d).astype(p.dtype), params, direction)
 

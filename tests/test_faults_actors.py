@@ -1,0 +1,238 @@
+"""Faults of actors, and of environments, against a real learner."""
+
+import datetime
+import ipaddress
+import secrets
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from processes import Processes, Started, last, make_run, until
+
+from seedx import specs
+from seedx.config import InferenceConfig
+from seedx.inference import policy_pb2 as pb
+from seedx.inference import security, wire
+from seedx.runlog import read_rows
+
+COUNTING = ("--env", "faulty_envs:make_counting", "--agent", "faulty_agents:checking")
+
+
+@pytest.fixture
+def processes(tmp_path):
+    with Processes(tmp_path) as processes:
+        yield processes
+
+
+def broken(run_dir: Path) -> set[float]:
+    """How many rows of the unrolls that were trained on did not follow from the row before."""
+    return {row["learner/broken"] for row in read_rows(run_dir / "metrics.jsonl") if "learner/broken" in row}
+
+
+def self_signed(directory: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "seedx")])
+    today = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(today - datetime.timedelta(days=1))
+        .not_valid_after(today + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (directory / "cert.pem").write_bytes(certificate.public_bytes(pem))
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (directory / "key.pem").write_bytes(private)
+    return directory / "cert.pem", directory / "key.pem"
+
+
+@dataclass
+class Server:
+    """A learner that listens to all machines, with TLS and a token, and one good actor."""
+
+    directory: Path
+    run_dir: Path
+    address: str
+    flags: tuple[str, ...]
+    learner: Started
+    processes: Processes
+
+    def actor(self, actor_id: int, *flags: str, env: dict[str, str] | None = None) -> Started:
+        """A further actor; `flags` change its configuration."""
+        run_dir = self.directory / f"actor-{secrets.token_hex(4)}"
+        make_run(run_dir, *self.flags, *flags)
+        return self.processes.role("actor", run_dir, self.address, "--actor-id", str(actor_id), env=env)
+
+    def assert_going_on(self) -> None:
+        updates = last(self.run_dir, "updates")
+        self.learner.until(lambda: last(self.run_dir, "updates") > updates + 5, "further updates", 20.0)
+        assert broken(self.run_dir) == {0.0}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("server")
+    cert, key = self_signed(directory)
+    (directory / "token").write_text("s3cret\n")
+    flags = (
+        *(*COUNTING, "--num-actors", "3", "--actor.give-up-s", "2"),
+        *("--inference.tls-cert", str(cert), "--inference.tls-key", str(key)),
+        *("--inference.token-file", str(directory / "token")),
+    )
+    make_run(directory / "run", *flags)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with Processes(directory) as processes:
+        learner = processes.role("learner", directory / "run", f"0.0.0.0:{port}")
+        server = Server(directory, directory / "run", f"127.0.0.1:{port}", flags, learner, processes)
+        server.actor(0)
+        learner.until(lambda: last(server.run_dir, "updates"), "an update")
+        yield server
+
+
+def test_without_the_token_or_with_a_wrong_one_an_actor_is_refused(server, tmp_path):
+    (tmp_path / "token").write_text("s3cre\n")
+    wrong = server.actor(1, "--inference.token-file", str(tmp_path / "token"))
+    missing = server.actor(2, "--inference.token-file", "None")
+    for actor in (wrong, missing):
+        assert actor.wait(30) == 2, actor.said
+        assert "UNAUTHENTICATED" in actor.err
+        assert "--inference.token-file" in actor.err
+    server.assert_going_on()
+
+
+def test_without_tls_or_with_another_certificate_no_actor_gets_through(server, tmp_path):
+    cert, _ = self_signed(tmp_path)
+    other = server.actor(1, "--inference.tls-ca", str(cert))
+    plain = server.actor(2, "--inference.tls-cert", "None", "--inference.tls-key", "None")
+    for actor in (other, plain):
+        assert actor.wait(30) == 1, actor.said
+        assert "gave up after 2 s" in actor.err
+        assert "Traceback" not in actor.err
+    server.assert_going_on()
+
+
+def test_an_actor_with_another_environment_is_refused_with_the_leaf_named(server):
+    actor = server.actor(1, "--env", "faulty_envs:make_other")
+    assert actor.wait(30) == 2, actor.said
+    assert "observation is float32[5], the server expects float32[3]" in actor.err
+    server.assert_going_on()
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "message"),
+    [
+        ("shape@9", 2, "observation is float32[2, 2]; the spec says float32[2, 3]"),
+        ("dtype@9", 2, "observation is float64[2, 3]; the spec says float32[2, 3]"),
+        ("nan-reward@9", 1, "reward of environment 1 is nan; it must be finite"),
+        ("raise@9", 1, "RuntimeError: the simulator exploded"),
+    ],
+)
+def test_a_faulty_environment_ends_its_actor_alone(server, fault, code, message):
+    actor = server.actor(1, env={"FAULT": fault})
+    assert actor.wait(30) == code, actor.said
+    assert message in actor.err
+    server.assert_going_on()
+
+
+def test_of_two_actors_with_one_id_the_newer_wins(server):
+    older = server.actor(1)
+    until(lambda: last(server.run_dir, "server/streams") == 4, "the older actor's streams")
+    newer = server.actor(1)
+    assert older.wait(30) == 0, older.said
+    assert "actor 1 ends: replaced by a newer run of actor 1" in older.err
+    time.sleep(1.0)
+    assert newer.popen.poll() is None
+    assert last(server.run_dir, "server/streams") == 4
+
+    config = InferenceConfig(
+        tls_cert=str(server.directory / "cert.pem"), tls_key="", token_file=str(server.directory / "token")
+    )
+    with security.open_channel(server.address, config, []) as channel:
+        hello = channel.unary_unary(wire.HELLO, pb.HelloRequest.SerializeToString, pb.HelloReply.FromString)
+        run_id = pb.RunId(start_time_ns=1)
+        spec_json = specs.to_json(spec_of_counting())
+        message = pb.HelloRequest(
+            protocol=wire.PROTOCOL, actor_id=1, run_id=run_id, groups=2, envs_per_group=2, spec_json=spec_json
+        )
+        with pytest.raises(grpc.RpcError) as refusal:
+            hello(message, metadata=security.call_metadata(config), timeout=10)
+    assert refusal.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert "actor 1 is connected already" in refusal.value.details()
+    server.assert_going_on()
+    newer.send(signal.SIGTERM)
+    assert newer.wait(10) == 143
+
+
+def spec_of_counting():
+    from faulty_envs import make_counting
+
+    return make_counting(1, [0]).spec
+
+
+def test_actors_that_hang_are_not_waited_for(server):
+    hanging = server.actor(1)
+    until(lambda: last(server.run_dir, "server/streams") == 4, "the second actor's streams")
+    hanging.send(signal.SIGSTOP)
+    try:
+        until(lambda: last(server.run_dir, "batcher/live_slots") <= 4, "the end of waiting", 10.0)
+        timeouts, ready = last(server.run_dir, "batcher/timeout"), last(server.run_dir, "batcher/ready")
+        until(lambda: last(server.run_dir, "batcher/ready") > ready + 500, "batches")
+        # Not one batch in twenty waits for its deadline; before, every one did.
+        assert last(server.run_dir, "batcher/timeout") - timeouts < 25
+        server.assert_going_on()
+    finally:
+        hanging.send(signal.SIGCONT)
+    streams = until(lambda: last(server.run_dir, "batcher/live_slots") == 8, "the actor's return")
+    assert streams
+    server.assert_going_on()
+    hanging.send(signal.SIGTERM)
+    assert hanging.wait(10) == 143
+
+
+def test_a_run_outlives_an_actor_that_is_killed_and_an_environment_that_raises_now_and_then(tmp_path, processes):
+    run_dir = tmp_path / "run"
+    run = processes.local(run_dir, *COUNTING, "--steps", "6000", env={"FAULT": "once-raise@50"})
+    run.until(lambda: "restart 1 of 5" in run.err, "the environment's fault")
+    run.until(lambda: last(run_dir, "env_steps") > 2000, "training after it")
+    [actor] = processes.alive("actor")
+    actor.kill()
+    assert run.wait() == 0, run.said
+    assert "actor-0 died with signal 9 (SIGKILL); restart 2 of 5" in run.err
+    assert "RuntimeError: the simulator exploded" in (run_dir / "logs/actor-0.log").read_text()
+    assert last(run_dir, "env_steps") >= 6000
+    assert broken(run_dir) == {0.0}
+    assert not processes.alive()
+
+
+def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(tmp_path, processes):
+    make_run(tmp_path / "run", *COUNTING)
+    code = f"""
+import sys
+from seedx.config import read_config
+from seedx.program import make_program
+from seedx.supervisor import Limits, supervise
+run_dir = {str(tmp_path / "run")!r}
+sys.exit(supervise(make_program(read_config(run_dir), run_dir, "unix:{tmp_path}/socket"), Limits(2, backoff_s=0.1)))
+"""
+    run = processes.start(sys.executable, "-c", code, env={"FAULT": "raise@9"})
+    assert run.wait() == 1, run.said
+    assert "RuntimeError: the simulator exploded" in run.err
+    assert "actor-0 ended with code 1, after 2 restarts; the run stops" in run.err
+    assert not processes.alive()
