@@ -26,7 +26,7 @@ from seedx.learner.update import batch_shardings, make_update
 from seedx.types import StepType, TimeStep, Unroll
 
 
-def train(config: Config, steps: int, report: bool = False) -> tuple[int, float, float, dict]:
+def train(config: Config, steps: float, report: bool = False) -> tuple[int, float, float, dict]:
     """Trains for `steps` executed environment steps after one update of warm-up.
 
     Returns:
@@ -82,6 +82,8 @@ def train(config: Config, steps: int, report: bool = False) -> tuple[int, float,
         if report and time.monotonic() - shown > 1:
             shown = time.monotonic()
             print(f"{done_steps:,} steps {done_steps / (shown - (started or shown) + 1e-9):,.0f}/s return {np.mean(returns) if returns else 0:.1f}", flush=True)
+        if config.seconds and started and time.monotonic() - started >= config.seconds:
+            break
         if config.stop_at_return and len(returns) == 100 and np.mean(returns) >= config.stop_at_return:
             break
     assert started is not None
@@ -112,5 +114,5 @@ def _take(pending: list[Unroll], count: int) -> tuple[Unroll, list[Unroll]]:
 if __name__ == "__main__":
     sys.path.insert(0, str(Path.cwd()))
     settings = cli.parse(sys.argv[1:])
-    total, seconds, mean, _ = train(settings, settings.steps or 10_000_000, report=True)
+    total, seconds, mean, _ = train(settings, settings.steps or float("inf"), report=True)
     print(f"RESULT alone_env_steps_per_s {total / seconds:.0f} steps/s (return {mean:.1f}, {total} steps, {seconds:.1f} s)")

@@ -23,7 +23,7 @@ def config() -> Config:
             batch_size=32,
             unroll_length=20,
             optimizer="adam",
-            learning_rate=1e-3,
+            learning_rate=3e-3,
             epsilon=1e-5,
             max_grad_norm=0.5,
         ),

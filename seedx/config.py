@@ -215,7 +215,7 @@ class LearnerConfig:
         _require(0 <= self.rmsprop_decay < 1, f"learner.rmsprop_decay ({self.rmsprop_decay}) must lie in [0, 1).")
         _require(
             self.queue_unrolls == 0 or self.queue_unrolls >= self.batch_size,
-            f"learner.queue_unrolls ({self.queue_unrolls}) must hold a batch ({self.batch_size}), or be 0: two batches.",
+            f"learner.queue_unrolls ({self.queue_unrolls}) must hold a batch ({self.batch_size}); 0: two batches.",
         )
         _require(
             self.batch_size % self.microbatches == 0,

@@ -7,6 +7,7 @@ the first update a signal ends the process at once; afterwards the learner finis
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import signal
 import sys
@@ -32,6 +33,7 @@ _STOP_GRACE_S = 25.0  # of the supervisor's 30
 
 def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> int:
     """Learns until the config says stop; the exit code."""
+    _claim(run_dir)
     crew = Crew()
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -45,6 +47,20 @@ def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> in
     return _wait(crew, session, done, signals)
 
 
+def _claim(run_dir: Path) -> None:
+    """Keeps other learners out of the run directory until this process ends, however it ends.
+
+    Raises:
+        ConfigError: another learner is at work there.
+    """
+    try:
+        fcntl.flock(os.open(run_dir, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(f"another learner is at work in {run_dir}; stop it, or name another --run-dir.") from error
+    except OSError:  # Some network file systems have no locks.
+        pass
+
+
 def _wait(crew: Crew, session: Session, done: threading.Event, signals: list[int]) -> int:
     """Waits for the end, a failure or a signal, whichever is first; the exit code."""
     while not done.is_set() and not crew.stop.is_set() and not signals:
@@ -54,7 +70,10 @@ def _wait(crew: Crew, session: Session, done: threading.Event, signals: list[int
     if isinstance(crew.failure, ConfigError):
         raise crew.failure
     if crew.failure is not None:
-        print(crew.describe_failure(), file=sys.stderr, flush=True)
+        try:
+            print(crew.describe_failure(), file=sys.stderr, flush=True)
+        except OSError:  # The disk that is full may hold the log too.
+            print(crew.describe_failure(), flush=True)
         return 1
     if signals and not session.learning:
         print("stopped before the first update; there is nothing to save.", flush=True)

@@ -13,6 +13,7 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules load; the roles install their own handlers
 
 import argparse
+import contextlib
 import io
 import logging
 import os
@@ -82,9 +83,7 @@ class _Display(io.FileIO):
 def _run_actor(arguments: argparse.Namespace, config: Config) -> int:
     from seedx.envs.actor import run_actor
     from seedx.envs.make import make_env
-    from seedx.envs.vectorize import ObservationError
     from seedx.inference.client import ServerLostError
-    from seedx.inference.wire import WireError
 
     # SystemExit ends whatever the main thread waits for, and environments are closed on the way.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -101,15 +100,14 @@ def _run_actor(arguments: argparse.Namespace, config: Config) -> int:
     except ServerLostError as error:
         print(f"actor {arguments.actor_id} ends: {error}", file=sys.stderr)
         return 1
-    except (ObservationError, WireError) as error:  # The environment contradicts its own spec.
-        raise ConfigError(f"{config.env}: {error}") from error
     return 0
 
 
 def _exit(code: int) -> None:
     """Ends the process now: threads that wait inside native code must not hold it up."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class RunLog:
         self._file = (self._run_dir / "metrics.jsonl").open("ab+")
         self._drop_torn_line()
         self._tensorboard = tensorboard
-        self._events: Any = None  # tensorboardX.SummaryWriter
+        self._events: Any = None  # tensorboardX's EventsWriter
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Appends one row. NaN and infinity become null: JSON has neither."""
@@ -46,13 +47,20 @@ class RunLog:
                 self._events.close()
 
     def _write_events(self, row: Mapping[str, Any]) -> None:
-        if self._events is None:
-            from tensorboardX import SummaryWriter  # A quarter of a second: not before the first row.
+        # A quarter of a second: not before the first row. And not SummaryWriter: its thread dies of a full disk, and
+        # its queue then blocks for ever.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
 
-            self._events = SummaryWriter(str(self._run_dir / "tensorboard"), flush_secs=10)
-        for name, value in row.items():
-            if isinstance(value := _plain(value), int | float):
-                self._events.add_scalar(name, value, int(row.get("env_steps", 0)))
+        if self._events is None:
+            directory = self._run_dir / "tensorboard"
+            directory.mkdir(exist_ok=True)
+            self._events = EventsWriter(str(directory / "events"))
+        plain = {name: _plain(value) for name, value in row.items()}
+        values = [Summary.Value(tag=n, simple_value=v) for n, v in plain.items() if isinstance(v, int | float)]
+        step = int(row.get("env_steps", 0))
+        self._events.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def _drop_torn_line(self) -> None:
         self._file.seek(0)

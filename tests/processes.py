@@ -156,7 +156,7 @@ def until(
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"waited {timeout_s} s in vain for {what}. {said()}"
-        time.sleep(0.02)
+        time.sleep(0.05)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The batcher: why a batch goes, that every request leaves exactly once and in order, and that nobody waits for ever."""
+"""The batcher: why a batch goes, that requests leave exactly once and in order, and that nobody waits for ever."""
 
 import threading
 import time

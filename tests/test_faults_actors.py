@@ -208,19 +208,20 @@ def test_actors_that_hang_are_not_waited_for(server):
 
 def test_a_run_outlives_an_actor_that_is_killed_and_an_environment_that_raises_now_and_then(tmp_path, processes):
     run_dir = tmp_path / "run"
-    run = processes.local(run_dir, *COUNTING, "--steps", "6000", env={"FAULT": "once-raise@50"})
+    run = processes.local(run_dir, *COUNTING, "--steps", "1500", env={"FAULT": "once-raise@50"})
     run.until(lambda: "restart 1 of 5" in run.err, "the environment's fault")
-    run.until(lambda: last(run_dir, "env_steps") > 2000, "training after it")
+    run.until(lambda: last(run_dir, "env_steps") > 500, "training after it")
     [actor] = processes.alive("actor")
     actor.kill()
     assert run.wait() == 0, run.said
     assert "actor-0 died with signal 9 (SIGKILL); restart 2 of 5" in run.err
     assert "RuntimeError: the simulator exploded" in (run_dir / "logs/actor-0.log").read_text()
-    assert last(run_dir, "env_steps") >= 6000
+    assert last(run_dir, "env_steps") >= 1500
     assert broken(run_dir) == {0.0}
     assert not processes.alive()
 
 
+@pytest.mark.slow
 def test_an_environment_that_always_raises_ends_the_run_with_its_traceback(tmp_path, processes):
     make_run(tmp_path / "run", *COUNTING)
     code = f"""

@@ -1,14 +1,14 @@
 """Bad input to the command line and the sockets of real processes."""
 
+import signal
 import socket
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from processes import TINY, Processes, make_run
+from processes import Processes, make_run
 
-from seedx import cli
-from seedx.config import ConfigError
+from seedx.config import Config, ConfigError, InferenceConfig, LearnerConfig
 from seedx.inference import policy_pb2 as pb
 from seedx.inference import wire
 
@@ -70,17 +70,33 @@ def test_an_unknown_name_ends_the_run(tmp_path, processes, flags, message):
 
 
 def test_an_address_is_not_taken_from_who_holds_it(tmp_path, processes):
-    make_run(tmp_path / "run")
-    port = free_port()
-    addresses = [f"unix:{tmp_path}/socket", f"127.0.0.1:{port}"]
-    holders = [processes.role("learner", tmp_path / "run", address) for address in addresses]
-    for address, holder in zip(addresses, holders, strict=True):
-        holder.until(lambda a=address: is_served(a), "a server")
-        late = processes.role("learner", tmp_path / "run", address)
+    for run in ("first", "second"):
+        make_run(tmp_path / run)
+    for address in (f"unix:{tmp_path}/socket", f"127.0.0.1:{free_port()}"):
+        holder = processes.role("learner", tmp_path / "first", address)
+        holder.until(lambda address=address: is_served(address), "a server")
+        late = processes.role("learner", tmp_path / "second", address)
         assert late.wait(30) == 2
         assert f"cannot listen on {address}" in late.err
         assert "Traceback" not in late.err
         assert is_served(address)
+        holder.send(signal.SIGTERM)
+        assert holder.wait(10) == 143
+
+
+def test_a_run_directory_is_not_shared(tmp_path, processes):
+    make_run(tmp_path / "run")
+    addresses = [f"unix:{tmp_path}/{name}" for name in ("first", "second")]
+    first = processes.role("learner", tmp_path / "run", addresses[0])
+    first.until(lambda: is_served(addresses[0]), "a server")
+    second = processes.role("learner", tmp_path / "run", addresses[1])
+    assert second.wait(30) == 2
+    assert f"another learner is at work in {tmp_path / 'run'}" in second.err
+    assert is_served(addresses[0])
+    first.popen.kill()
+    first.wait()
+    third = processes.role("learner", tmp_path / "run", addresses[1])
+    third.until(lambda: is_served(addresses[1]), "a server")
 
 
 def test_the_socket_of_a_killed_learner_is_taken_over(tmp_path, processes):
@@ -191,17 +207,17 @@ def test_a_run_directory_that_is_no_directory(tmp_path, processes):
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("make", "message"),
     [
-        (("--seed", "-1"), r"seed \(-1\)"),
-        (("--learner.queue-unrolls", "3"), r"queue_unrolls \(3\) must hold a batch \(4\)"),
-        (("--learner.learning-rate", "nan"), r"learning_rate \(nan\)"),
-        (("--learner.devices", "-1"), r"devices \(-1\)"),
-        (("--inference.max-batch-size", "1"), r"max_batch_size \(1\) must hold a group of 2"),
-        (("--learner.max-grad-norm", "-1"), r"max_grad_norm \(-1"),
-        (("--learner.rmsprop-decay", "2"), r"rmsprop_decay \(2"),
+        (lambda: Config(seed=-1), r"seed \(-1\)"),
+        (lambda: Config(inference=InferenceConfig(max_batch_size=1)), r"max_batch_size \(1\) must hold a group of 16"),
+        (lambda: LearnerConfig(queue_unrolls=3), r"queue_unrolls \(3\) must hold a batch \(32\)"),
+        (lambda: LearnerConfig(learning_rate=float("nan")), r"learning_rate \(nan\)"),
+        (lambda: LearnerConfig(devices=-1), r"devices \(-1\)"),
+        (lambda: LearnerConfig(max_grad_norm=-1.0), r"max_grad_norm \(-1"),
+        (lambda: LearnerConfig(rmsprop_decay=2.0), r"rmsprop_decay \(2"),
     ],
 )
-def test_values_that_would_hang_or_fail_later(flags, message):
+def test_values_that_would_hang_or_fail_later(make, message):
     with pytest.raises(ConfigError, match=message):
-        cli.parse([*TINY, *flags])
+        make()

@@ -21,8 +21,9 @@ def items(*numbers, width=2):
 
 
 def numbers(sample):
-    np.testing.assert_array_equal(sample.items["b"], np.broadcast_to(sample.items["a"][:, None], sample.items["b"].shape))
-    return sample.items["a"].tolist()
+    a, b = sample.items["a"], sample.items["b"]
+    np.testing.assert_array_equal(b, np.broadcast_to(a[:, None], b.shape))
+    return a.tolist()
 
 
 @settings(deadline=None)

@@ -3,14 +3,9 @@
 import threading
 import time
 
+from server_harness import wait_until
+
 from seedx.threads import Crew
-
-
-def wait_until(condition, timeout_s=5.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert condition()
 
 
 def test_the_first_failure_stops_all_and_is_kept():

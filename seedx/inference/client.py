@@ -138,6 +138,8 @@ class GroupStream:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._outgoing.put(first)
         self._replies = channel.stream_stream(wire.ACT)(self._requests(), metadata=metadata)
+        # The thread on which gRPC takes requests ends with the call, or every reconnection would leave one behind.
+        self._replies.add_callback(lambda: self._outgoing.put(None))
         self.version = -1
 
     def send(self, timestep: TimeStep) -> None:

@@ -147,11 +147,11 @@ class PolicyServer:
 
     def attach(self, stream: Stream) -> None:
         """A stream begins: its slots get fresh keys and settings before its first row is acted on."""
-        if stream.rows > self.sizes[-1]:
+        if stream.rows > self._batcher.max_rows:
             raise Refused(
                 Status.INVALID_ARGUMENT,
-                f"a group of {stream.rows} environments exceeds the largest batch ({self.sizes[-1]}); use more groups "
-                "or a larger --inference.max-batch-size.",
+                f"a group of {stream.rows} environments exceeds the largest batch ({self._batcher.max_rows}); use "
+                "more groups or a larger --inference.max-batch-size.",
             )
         self._attaching.put(stream)
 

@@ -83,14 +83,16 @@ def make_policy_step(agent: Agent, num_slots: int, key: jax.Array, mesh: Mesh) -
             greedy=tables.greedy.at[slots].set(greedy, mode="drop"),
         )
 
-    tables = Tables(
-        state=agent.initial_state(num_slots),
-        key=jnp.zeros((num_slots, 2), jnp.uint32),
-        step=jnp.zeros(num_slots, jnp.int32),
-        greedy=jnp.zeros(num_slots, bool),
-    )
+    def fresh() -> Tables:
+        return Tables(
+            state=agent.initial_state(num_slots),
+            key=jnp.zeros((num_slots, 2), jnp.uint32),
+            step=jnp.zeros(num_slots, jnp.int32),
+            greedy=jnp.zeros(num_slots, bool),
+        )
+
     return PolicyStep(
-        tables=jax.device_put(tables, whole),
+        tables=jax.jit(fresh, out_shardings=whole)(),  # jitted: no two leaves may share a buffer that is donated
         act=jax.jit(act, in_shardings=(whole, whole, rows, rows), out_shardings=(whole, rows), donate_argnums=1),
         attach=jax.jit(attach, in_shardings=whole, out_shardings=whole, donate_argnums=0),
     )

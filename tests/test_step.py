@@ -1,0 +1,89 @@
+"""The jitted functions over slots: keys by actor, environment and session, padding that touches nothing, sizes."""
+
+import jax
+import numpy as np
+import pytest
+from fakes import VECTOR
+from hypothesis import given
+from hypothesis import strategies as st
+from server_harness import Script, make_config
+
+from seedx import sharding
+from seedx.agents.impala import Impala
+from seedx.inference import step
+
+S = 6
+
+
+@pytest.fixture(scope="module")
+def policy():
+    config = make_config()
+    agent = Impala(config, VECTOR)
+    return step.make_policy_step(agent, S, jax.random.key(1), sharding.build_meshes(config.learner).inference), agent
+
+
+def attached(policy, tables, slots, actor_id=0, envs=(0, 1), session=0, greedy=False):
+    """The tables, as NumPy arrays, after some slots were attached."""
+    tables = policy.attach(
+        jax.tree.map(jax.numpy.array, tables),
+        np.array(slots, np.int32),
+        np.int32(actor_id),
+        np.array(envs, np.int32),
+        np.int32(session),
+        np.bool_(greedy),
+    )
+    return jax.tree.map(np.array, tables)
+
+
+def test_keys_are_of_the_actor_its_environment_and_its_session_whatever_the_slot(policy):
+    policy, _ = policy
+    keys = {}
+    for name, arguments in {
+        "here": {"slots": [0, 1]},
+        "elsewhere": {"slots": [4, 3]},
+        "another actor": {"slots": [0, 1], "actor_id": 1},
+        "another session": {"slots": [0, 1], "session": 1},
+        "other environments": {"slots": [0, 1], "envs": (2, 3)},
+    }.items():
+        tables = attached(policy, policy.tables, **arguments)
+        keys[name] = tables.key[arguments["slots"]].tolist()
+    assert keys["here"] == keys.pop("elsewhere")
+    assert len({tuple(key) for pair in keys.values() for key in pair}) == 8
+
+
+def test_attaching_touches_no_other_slot_and_padding_touches_none(policy):
+    policy, _ = policy
+    before = attached(policy, policy.tables, range(S), envs=range(S), greedy=True)
+    before = before._replace(step=before.step + np.int32(7))
+    after = attached(policy, before, [2, S], envs=(0, 0), session=3)
+    assert after.step.tolist() == [7, 7, 0, 7, 7, 7]
+    assert after.greedy.tolist() == [True, True, False, True, True, True]
+    changed = (after.key != before.key).any(axis=1)
+    assert changed.tolist() == [False, False, True, False, False, False]
+
+
+def test_acting_counts_the_steps_of_its_rows_alone(policy):
+    policy, agent = policy
+    tables = jax.tree.map(jax.numpy.array, attached(policy, policy.tables, range(S), envs=range(S)))
+    row = Script(VECTOR, [1, 2, 3, 4]).row(0)
+    tables, output = policy.act(agent.init(jax.random.key(0)), tables, np.array([5, 0, S, S], np.int32), row)
+    assert np.array(tables.step).tolist() == [1, 0, 0, 0, 0, 1]
+    assert output.action.shape == (4,)
+
+
+@given(st.integers(1, 3000), st.integers(1, 64), st.sampled_from([1, 2, 8]))
+def test_sizes_hold_every_batch_without_much_padding(max_rows, smallest, multiple):
+    smallest = min(smallest, max_rows)
+    sizes = step.bucket_sizes(max_rows, smallest, multiple)
+    assert sizes == sorted(set(sizes))
+    assert all(size % multiple == 0 for size in sizes)
+    assert max_rows <= sizes[-1] < max_rows + multiple
+    for rows in range(smallest, max_rows + 1):
+        size = step.bucket_for(rows, sizes)
+        assert rows <= size <= max(2 * rows + 2, multiple) + multiple
+    assert len(sizes) <= 13
+
+
+def test_padding():
+    assert step.padded(np.array([3, 1], np.int32), 4, 9).tolist() == [3, 1, 9, 9]
+    assert step.padded(np.array([3, 1], np.int32), 2, 9).tolist() == [3, 1]
