@@ -190,7 +190,7 @@ class LearnerConfig:
         rmsprop_decay: Decay of RMSProp's second moment.
         epsilon: Epsilon of the optimizer, against gradients of the mean loss.
         max_grad_norm: Global-norm clip of the mean loss's gradient; 0: none.
-        queue_unrolls: Bound of the unroll queue, unrolls; 0: two batches.
+        queue_unrolls: Bound of the unroll queue, unrolls, and never less than a batch; 0: two batches.
         devices: Devices that learn; 0: all.
         inference_devices: Devices set aside for inference; 0: shared with learning.
     """
@@ -211,12 +211,9 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         _positive(self, "batch_size", "unroll_length", "microbatches", "learning_rate", "epsilon")
-        _not_negative(self, "learning_rate_end", "learning_rate_steps", "max_grad_norm", "devices", "inference_devices")
+        _not_negative(self, "learning_rate_end", "learning_rate_steps", "max_grad_norm", "queue_unrolls")
+        _not_negative(self, "devices", "inference_devices")
         _require(0 <= self.rmsprop_decay < 1, f"learner.rmsprop_decay ({self.rmsprop_decay}) must lie in [0, 1).")
-        _require(
-            self.queue_unrolls == 0 or self.queue_unrolls >= self.batch_size,
-            f"learner.queue_unrolls ({self.queue_unrolls}) must hold a batch ({self.batch_size}); 0: two batches.",
-        )
         _require(
             self.batch_size % self.microbatches == 0,
             f"learner.batch_size ({self.batch_size}) must be divisible by learner.microbatches ({self.microbatches}).",

@@ -124,7 +124,7 @@ class Session:
         import seedx.report  # noqa: F401
 
         cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
-        if not jax.config.jax_compilation_cache_dir:
+        if not jax.config.jax_compilation_cache_dir:  # type: ignore[missing-attribute]
             jax.config.update("jax_compilation_cache_dir", os.path.join(cache, "seedx", "jax"))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
         jax.local_devices()
@@ -190,8 +190,9 @@ class Session:
         self.learner = Learner(
             self.agent, config.learner, meshes.learner, state, weights, self.metrics, config.seed, self._run_dir
         )
-        self.replay = Fifo(config.learner.queue_unrolls or 2 * config.learner.batch_size)
-        self.batches = Batches(self.replay, config.learner.batch_size, meshes.learner, self.metrics, self._crew)
+        batch_size = config.learner.batch_size
+        self.replay = Fifo(max(config.learner.queue_unrolls or 2 * batch_size, batch_size))
+        self.batches = Batches(self.replay, batch_size, meshes.learner, self.metrics, self._crew)
         self.policy = PolicyServer(
             self.agent,
             spec,

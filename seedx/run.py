@@ -6,6 +6,8 @@
 Exit codes: 0 done, 2 what no restart mends, 130 after SIGINT, 143 after SIGTERM, else failure.
 """
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import signal

@@ -50,8 +50,8 @@ class RunLog:
         # A quarter of a second: not before the first row. And not SummaryWriter: its thread dies of a full disk, and
         # its queue then blocks for ever.
         from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.proto.event_pb2 import Event  # type: ignore[missing-module-attribute]
+        from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[missing-module-attribute]
 
         if self._events is None:
             directory = self._run_dir / "tensorboard"

@@ -184,11 +184,10 @@ def test_no_wake_up_is_lost():
 
     def answer():
         while not done.is_set():
-            batch = batcher.take(0.2)
-            if batch is not None:
-                batcher.release()
-                for request in batch.requests:
-                    replies[request.name].release()
+            batch = batcher.take(60.0)  # longer than anybody waits below: one lost wake-up is seen
+            batcher.release()
+            for request in batch.requests:
+                replies[request.name].release()
 
     threads = [threading.Thread(target=ask, args=(i,), daemon=True) for i in range(streams)]
     server = threading.Thread(target=answer, daemon=True)
@@ -198,6 +197,7 @@ def test_no_wake_up_is_lost():
     for thread in threads:
         thread.join(30 - (time.monotonic() - started))
     done.set()
+    batcher.offer(Group(2, 0))
     server.join(5)
     assert left == [0] * streams
 

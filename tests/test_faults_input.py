@@ -56,7 +56,7 @@ def test_an_unknown_environment(tmp_path, processes, env, messages):
     ("flags", "message"),
     [
         (("--env", "CartPol-v1"), "'CartPole-v1'"),
-        (("--agent", "impla"), "agent ('impla') must be 'impala' or 'module:function'"),
+        pytest.param(("--agent", "impla"), "agent ('impla') must be 'impala' or", marks=pytest.mark.slow),
         pytest.param(("--agent", "faulty_agents:no"), "agent 'faulty_agents:no' cannot be", marks=pytest.mark.slow),
     ],
 )
@@ -211,7 +211,7 @@ def test_a_run_directory_that_is_no_directory(tmp_path, processes):
     [
         (lambda: Config(seed=-1), r"seed \(-1\)"),
         (lambda: Config(inference=InferenceConfig(max_batch_size=1)), r"max_batch_size \(1\) must hold a group of 16"),
-        (lambda: LearnerConfig(queue_unrolls=3), r"queue_unrolls \(3\) must hold a batch \(32\)"),
+        (lambda: LearnerConfig(queue_unrolls=-1), r"queue_unrolls \(-1\)"),
         (lambda: LearnerConfig(learning_rate=float("nan")), r"learning_rate \(nan\)"),
         (lambda: LearnerConfig(devices=-1), r"devices \(-1\)"),
         (lambda: LearnerConfig(max_grad_norm=-1.0), r"max_grad_norm \(-1"),

@@ -31,7 +31,7 @@ def finished(tmp_path_factory):
     read, write = os.pipe()
     os.close(read)
     with Processes(directory) as processes:
-        flags = ("--steps", "600", "--checkpoint.interval-s", "0.05")
+        flags = ("--steps", "600", "--checkpoint.interval-s", "0.05", "--learner.queue-unrolls", "1")
         run = processes.local(directory / "run", *flags, stdout=write)
         os.close(write)
         assert run.wait() == 0, run.said
@@ -141,20 +141,24 @@ def test_a_second_start_in_a_finished_run_is_refused(finished, processes):
 
 @pytest.mark.parametrize("delay_s", [0.3, 1.5, None])
 def test_ctrl_c_at_any_phase(tmp_path, processes, delay_s):
-    check_interrupt(tmp_path, processes, signal.SIGINT, delay_s)
+    check_signal(tmp_path / "run", processes, signal.SIGINT, delay_s)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_at_any_phase(tmp_path, processes, number):
-    for i, delay_s in enumerate([0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, None]):
-        check_interrupt(tmp_path / f"{i}", processes, number, delay_s)
+    for i, delay_s in enumerate([0.1, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, None]):
+        run_dir = tmp_path / f"run-{i}"
+        check_signal(run_dir, processes, number, delay_s)
+    updates = last(run_dir, "updates")
+    resumed = processes.local(run_dir, "--resume", "--steps", str(int(last(run_dir, "env_steps")) + 200))
+    assert resumed.wait() == 0, resumed.said
+    assert last(run_dir, "updates") > updates
 
 
-def check_interrupt(directory: Path, processes: Processes, number: int, delay_s: float | None) -> None:
+def check_signal(run_dir: Path, processes: Processes, number: int, delay_s: float | None) -> None:
     """Starts a run and sends everyone in its foreground process group a signal, `None`: while it saves checkpoints."""
-    run_dir = directory / "run"
     run = processes.local(run_dir, "--checkpoint.interval-s", "0.01")
     if delay_s is None:
         run.until(lambda: len(checkpoints(run_dir)) >= 2, "checkpoints")
@@ -162,18 +166,14 @@ def check_interrupt(directory: Path, processes: Processes, number: int, delay_s:
         time.sleep(delay_s)
     updates = last(run_dir, "updates")
     run.interrupt(number)
-    assert run.wait(30) == 128 + number, run.said
+    assert run.wait(30) in (128 + number, -number), run.said  # Python's own start-up has no handlers
     assert not processes.alive()
-    assert run.err == ""
+    assert run.err == "" or not run_dir.exists()
     assert "Traceback" not in "".join(path.read_text() for path in run_dir.glob("logs/*.log"))
     if updates:
         assert max(checkpoints(run_dir)) >= updates
         assert json.loads((run_dir / "summary.json").read_text())["exit"] == signal.Signals(number).name
         assert load_params(run_dir).update == max(checkpoints(run_dir))
-    if delay_s is None:
-        resumed = processes.local(run_dir, "--resume", "--steps", str(int(last(run_dir, "env_steps")) + 200))
-        assert resumed.wait() == 0, resumed.said
-        assert last(run_dir, "updates") > updates
 
 
 def test_nothing_survives_a_supervisor_that_is_killed(tmp_path, processes):

@@ -336,11 +336,11 @@ def test_garbage_on_a_stream_ends_it_alone(server):
 
 def test_a_full_queue_withholds_replies_of_training_alone(server, monkeypatch):
     monkeypatch.setattr(server.replay, "_max_items", 2)
-    script, evaluation = Script(VECTOR, [1, 2]), Script(VECTOR, [3, 4])
+    script, evaluation = Script(VECTOR, [1, 2]), Script(VECTOR, [3, 4, 5])
     paced_before = server.metrics.snapshot().get("store/paced_s", 0.0)
     with (
         contextlib.closing(server.connect(0)) as training,
-        contextlib.closing(server.connect(1, evaluation=True)) as greedy,
+        contextlib.closing(server.connect(1, envs=3, evaluation=True)) as greedy,
     ):
         stream = training.open_stream(0)
         play(None, [script], 2 * T, [stream])
@@ -349,8 +349,8 @@ def test_a_full_queue_withholds_replies_of_training_alone(server, monkeypatch):
         thread = threading.Thread(target=lambda: (stream.receive(), received.set()), daemon=True)
         thread.start()
         play(greedy, [evaluation], 30)  # one that acts greedily goes on
+        wait_until(lambda: server.metrics.snapshot()["batcher/live_slots"] == 3)  # and nobody waits for the other
         assert not received.wait(0.2)
-        wait_until(lambda: server.metrics.snapshot()["batcher/live_slots"] == 2)  # and nobody waits for the other
         assert server.replay.info()["queue/unrolls"] == 2
         server.replay.sample(2, 1.0)
         assert received.wait(5)
