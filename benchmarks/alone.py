@@ -32,7 +32,9 @@ def train(config: Config, steps: float, report: bool = False) -> tuple[int, floa
     Returns:
         Executed steps, seconds, the mean return of the last 100 episodes, and the parameters.
     """
-    groups = [make_env(config, config.envs_per_group, part) for part in np.split(env_seeds(config, 0, 0), config.actor.groups)]
+    groups = [
+        make_env(config, config.envs_per_group, part) for part in np.split(env_seeds(config, 0, 0), config.actor.groups)
+    ]
     spec, agent, num = groups[0].spec, build_agent(config, groups[0].spec), config.envs_per_group
     mesh = sharding.build_meshes(config.learner).learner
     policy = make_policy_step(agent, config.envs_per_actor, jax.random.key(config.seed), mesh)
@@ -81,7 +83,10 @@ def train(config: Config, steps: float, report: bool = False) -> tuple[int, floa
                 done_steps += count
         if report and time.monotonic() - shown > 1:
             shown = time.monotonic()
-            print(f"{done_steps:,} steps {done_steps / (shown - (started or shown) + 1e-9):,.0f}/s return {np.mean(returns) if returns else 0:.1f}", flush=True)
+            print(
+                f"{done_steps:,} steps {done_steps / (shown - (started or shown) + 1e-9):,.0f}/s return {np.mean(returns) if returns else 0:.1f}",
+                flush=True,
+            )
         if config.seconds and started and time.monotonic() - started >= config.seconds:
             break
         if config.stop_at_return and len(returns) == 100 and np.mean(returns) >= config.stop_at_return:
@@ -115,4 +120,6 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path.cwd()))
     settings = cli.parse(sys.argv[1:])
     total, seconds, mean, _ = train(settings, settings.steps or float("inf"), report=True)
-    print(f"RESULT alone_env_steps_per_s {total / seconds:.0f} steps/s (return {mean:.1f}, {total} steps, {seconds:.1f} s)")
+    print(
+        f"RESULT alone_env_steps_per_s {total / seconds:.0f} steps/s (return {mean:.1f}, {total} steps, {seconds:.1f} s)"
+    )

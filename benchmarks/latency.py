@@ -240,12 +240,16 @@ def summarize(name: str, rounds: list[Round], seconds: float) -> dict[str, float
     per_stream = np.sum([[len(stream) for stream in each.latencies] for each in rounds], axis=0)
     figures = {
         "messages_per_s": np.median([len(messages) / seconds for messages in pooled]),
-        "cpu_per_message": np.median([1e6 * r.cpu_s / len(messages) for r, messages in zip(rounds, pooled, strict=True)]),
+        "cpu_per_message": np.median(
+            [1e6 * r.cpu_s / len(messages) for r, messages in zip(rounds, pooled, strict=True)]
+        ),
         "latency_p50": np.median([1e3 * np.quantile(messages, 0.5) for messages in pooled]),
         "latency_p99": np.median([1e3 * np.quantile(messages, 0.99) for messages in pooled]),
         "slowest_stream": per_stream.min() / per_stream.mean(),
     }
-    for (figure, value), unit in zip(figures.items(), ("messages/s", "us", "ms", "ms", "of the mean rate"), strict=True):
+    for (figure, value), unit in zip(
+        figures.items(), ("messages/s", "us", "ms", "ms", "of the mean rate"), strict=True
+    ):
         result(f"{name}_{figure}", value, unit)
     return figures
 

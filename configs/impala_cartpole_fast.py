@@ -1,7 +1,7 @@
 """IMPALA on CartPole-v1 for throughput: few processes, large environment groups, large batches.
 
-Expected: mean return of the last 100 episodes >= 475; the run then stops. Rates: see docs/results.md.
-Hardware: a CPU with 2 cores.
+Expected: mean return of the last 100 episodes >= 475; the run then stops.
+Hardware: a CPU with 2 cores. Wall time: see docs/results.md, also for the rate.
 Command: python launch/local.py --config configs/impala_cartpole_fast.py
 Settings: one actor steps two groups of 1,024 environments, each a message; a learner's batch is one group's unroll, so
 that nothing is copied together. Microbatches keep an update's activations in the cache of the processor.

@@ -103,18 +103,19 @@ class Console:
     def update(self, figures: Figures) -> None:
         """Shows the figures of one interval. Plain lines grow rarer: one a second, later one each 5 s, each 30 s."""
         now = self._clock()
+        elapsed = float(figures.get("seconds", now - self._started))  # the run's own clock started earlier
         value = figures.get(self._curve)
         if isinstance(value, int | float) and math.isfinite(value):
             self._history.append(float(value))
         stall = self._stall(figures, now)
         if self._live is not None:
-            self._live.update(_panel(self._cells(figures), self._history, stall, now - self._started))
+            self._live.update(_panel(self._cells(figures), self._history, stall, elapsed))
             self._live.refresh()
         elif now >= self._next_line:
             self._next_line = now + min(max(1.0, (now - self._started) / 10), 30.0)
             cells = {label: text for row in self._cells(figures).values() for label, text in row}
             shown = "  ".join(f"{label} {cells[label]}" for label in self._line if label in cells)
-            self._print(f"{now - self._started:7.1f} s  {stall or shown or 'starting'}")
+            self._print(f"{elapsed:7.1f} s  {stall or shown or 'starting'}")
 
     def finish(self, closing: str) -> None:
         """Closes the panel and prints the last line."""
@@ -190,7 +191,7 @@ def closing_line(summary: Figures, run_dir: str, stop_at: float | int | None = N
     result = f"no finished {'episode' if score == 'return' else 'completion'}"
     if mean is not None and math.isfinite(mean):
         goal = f" {'>=' if mean >= stop_at else '<'} {stop_at:g}" if stop_at is not None else ""
-        result = f"{score} {mean:,.1f}{goal}"
+        result = f"{score} {mean:,.1f}{goal}" if abs(mean) >= 10 else f"{score} {mean:.3f}{goal}"
         if summary.get("return_episodes"):
             result += f" over {summary['return_episodes']:,.0f} episodes"
     steps = f" ({summary['env_steps']:,.0f} steps)" if summary.get("env_steps") is not None else ""

@@ -39,7 +39,7 @@ def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> in
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda n, _: signals.append(n))
     streams = Streams(config.num_slots, config.inference.max_streams, config.learner.unroll_length)
-    front_end = FrontEnd(address, config.inference, streams, crew.fail)
+    front_end = FrontEnd(address, config.inference, streams, crew.fail, env=config.env)
     front_end.start()
     session = Session(config, run_dir, resume, crew, front_end, signals)
     done = threading.Event()
@@ -98,6 +98,7 @@ class Session:
         self._started = time.monotonic()
         self._seconds_before = 0.0
         self._episodes_before: dict[str, Any] | None = None
+        self._solved: dict[str, float] = {}  # the figures that the goal was reached with
         self.front_end = front_end
         self.learning = False
 
@@ -264,6 +265,7 @@ class Session:
             and episodes >= config.metrics.return_window
             and mean >= config.stop_at_return
         ):
+            self._solved = {"return_mean": mean, "return_episodes": episodes}
             return "solved"
         return None
 
@@ -286,6 +288,7 @@ class Session:
             "lag_updates_mean": self.learner.lag_sum / max(state.updates - self._first_update, 1),
             **self.replay.info(),
             **self.policy.episodes.snapshot(),
+            **self._solved,
             **({"eval_return_mean": eval_mean, "eval_return_episodes": eval_episodes} if eval_episodes else {}),
         }
 

@@ -46,7 +46,14 @@ def test_cartpole_is_solved_with_the_default_flags_and_the_checkpoint_evaluates(
     assert set(SUMMARY_KEYS) <= set(summary)
     assert evaluated(processes, run_dir, 20) >= 475
     assert json.loads((run_dir / "evaluation.json").read_text())["episodes"] == 20
-    for name in ("config.json", "metrics.jsonl", "curve.png", "logs/learner.log", "logs/actor-0.log", "logs/actor-1.log"):
+    for name in (
+        "config.json",
+        "metrics.jsonl",
+        "curve.png",
+        "logs/learner.log",
+        "logs/actor-0.log",
+        "logs/actor-1.log",
+    ):
         assert (run_dir / name).exists(), name
     last = read_rows(run_dir / "metrics.jsonl")[-1]
     assert last["batcher/compilations"] == 0
@@ -124,7 +131,9 @@ def test_memory_is_learned_with_an_lstm_and_not_without(processes, tmp_path):
     summary = learn(processes, tmp_path / "lstm", "--env", "memory", timeout_s=600)
     assert summary["exit"] == "solved"
     steps = str(summary["env_steps"])
-    blind = learn(processes, tmp_path / "mlp", "--env", "memory", "--network.lstm", "0", "--steps", steps, timeout_s=600)
+    blind = learn(
+        processes, tmp_path / "mlp", "--env", "memory", "--network.lstm", "0", "--steps", steps, timeout_s=600
+    )
     assert blind["exit"] == "steps"
     assert blind["return_mean"] < 0.5
 

@@ -87,16 +87,23 @@ class FrontEnd:
         config: Limits and credentials.
         streams: The bookkeeping of slots.
         on_failure: Told of an exception on the loop's thread.
+        env: Id of the environments that are expected; None takes those of the first actor.
     """
 
     def __init__(
-        self, address: str, config: InferenceConfig, streams: Streams, on_failure: Callable[[BaseException], None]
+        self,
+        address: str,
+        config: InferenceConfig,
+        streams: Streams,
+        on_failure: Callable[[BaseException], None],
+        env: str | None = None,
     ) -> None:
         security.check_listen_address(address, config)
         self.address = address
         self._config = config
         self._streams = streams
         self._on_failure = on_failure
+        self._env = env
         self._token = security.read_token(config)
         self._server_id = uuid.uuid4().hex
         self._loop = asyncio.new_event_loop()
@@ -246,6 +253,10 @@ class FrontEnd:
         await self._authorize(context)
         try:
             request, spec = _parse_hello(message)
+            if self._env not in (None, spec.env):
+                raise Refused(
+                    Status.FAILED_PRECONDITION, f"env is {spec.env!r}, this server's run is on {self._env!r}."
+                )
             if not self.first_spec.done():
                 self.first_spec.set_result(spec)
             await self._ready.wait()
