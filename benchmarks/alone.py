@@ -1,6 +1,7 @@
 """The same steps, forward passes and updates as a run, in one process without gRPC, queues or threads.
 
-It is what `benchmarks/throughput.py` compares a run with; on its own it trains and prints returns:
+It is what `benchmarks/throughput.py` compares a run with; on its own it trains and prints returns. Flags are those of
+launch/local.py; one actor's environments are stepped:
 
     python benchmarks/alone.py --env CartPole-v1 --envs-per-actor 64 --steps 200000
 """
@@ -9,8 +10,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,103 +24,148 @@ from seedx.envs.make import make_env
 from seedx.inference.step import make_policy_step
 from seedx.learner.learner import initial_state
 from seedx.learner.update import batch_shardings, make_update
-from seedx.types import StepType, TimeStep, Unroll
+from seedx.metrics import EpisodeStats
+from seedx.types import Env, Tree, Unroll, transition_mask
 
 
-def train(config: Config, steps: float, report: bool = False) -> tuple[int, float, float, dict]:
-    """Trains for `steps` executed environment steps after one update of warm-up.
+class Result(NamedTuple):
+    """What training came to; the first update, which compiles, is not counted in steps and seconds."""
 
-    Returns:
-        Executed steps, seconds, the mean return of the last 100 episodes, and the parameters.
-    """
-    groups = [
-        make_env(config, config.envs_per_group, part) for part in np.split(env_seeds(config, 0, 0), config.actor.groups)
-    ]
-    spec, agent, num = groups[0].spec, build_agent(config, groups[0].spec), config.envs_per_group
-    mesh = sharding.build_meshes(config.learner).learner
-    policy = make_policy_step(agent, config.envs_per_actor, jax.random.key(config.seed), mesh)
-    update = make_update(agent, config.learner, mesh, config.seed)
-    params, opt_state, _, _ = initial_state(agent, config.learner, mesh, config.seed)
-    slots = [np.arange(i * num, (i + 1) * num, dtype=np.int32) for i in range(len(groups))]
-    tables = policy.tables
-    for i, part in enumerate(slots):
-        tables = policy.attach(tables, part, np.int32(0), part, np.int32(0), np.bool_(False))
-    timesteps = [env.reset() for env in groups]
-    rows: list[list[tuple]] = [[] for _ in groups]
-    states: list = [None] * len(groups)
-    pending: list[Unroll] = []
-    returns, current = deque(maxlen=100), np.zeros((len(groups), num))
-    done_steps, updates, started, shown = 0, 0, None, time.monotonic()
-    dtypes = jax.tree.map(lambda leaf: np.dtype(leaf.dtype), spec.action)
-    while done_steps < steps:
-        for g, env in enumerate(groups):
-            timestep = timesteps[g]
-            tables, out = policy.act(params, tables, slots[g], timestep)
-            action, extras = jax.tree.map(np.asarray, (out.action, out.extras))
-            if not rows[g]:
-                states[g] = out.state
-            rows[g].append((timestep, action, extras, np.full(num, updates, np.int32)))
-            if len(rows[g]) == config.learner.unroll_length + 1:
-                stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows[g])
-                pending.append(Unroll(*stacked, state=states[g]))
-                rows[g], states[g] = rows[g][-1:], out.state
-            timesteps[g] = env.step(jax.tree.map(lambda a, d: np.array(a, d), action, dtypes))
-            current[g] += np.where(timesteps[g].step_type == StepType.FIRST, 0, timesteps[g].reward)
-            if (ended := timesteps[g].step_type == StepType.LAST).any():
-                returns.extend(current[g][ended])
-                current[g][ended] = 0
-        while sum(u.version.shape[1] for u in pending) >= config.learner.batch_size:
-            batch, pending = _take(pending, config.learner.batch_size)
-            count = int(np.count_nonzero(batch.timestep.step_type[:-1] != StepType.LAST))
-            on_device = jax.device_put(batch, batch_shardings(mesh))
-            out = update(params, opt_state, on_device, np.float32(done_steps), np.int32(updates))
-            params, opt_state, _, finite = out
-            jax.block_until_ready(params)
-            assert finite
-            updates += 1
-            if started is None:
-                started = time.monotonic()
-            else:
-                done_steps += count
-        if report and time.monotonic() - shown > 1:
-            shown = time.monotonic()
-            print(
-                f"{done_steps:,} steps {done_steps / (shown - (started or shown) + 1e-9):,.0f}/s return {np.mean(returns) if returns else 0:.1f}",
-                flush=True,
+    env_steps: int
+    seconds: float
+    return_mean: float
+    params: Tree
+
+
+class Group:
+    """One environment group and the unroll that it is in."""
+
+    def __init__(self, env: Env, first_slot: int, unroll_length: int) -> None:
+        self.slots = np.arange(first_slot, first_slot + env.num_envs, dtype=np.int32)
+        self.timestep = env.reset()
+        self._env = env
+        self._length = unroll_length
+        self._dtypes = jax.tree.map(lambda leaf: np.dtype(leaf.dtype), env.spec.action)
+        self._rows: list[Any] = []
+        self._state: Tree = None
+
+    def step(self, output: Any, version: int) -> Unroll | None:
+        """Takes the actions of a forward pass; the unroll that their row finished."""
+        action, extras = jax.tree.map(np.asarray, (output.action, output.extras))
+        if not self._rows:
+            self._state = output.state
+        self._rows.append((self.timestep, action, extras, np.full(len(self.slots), version, np.int32)))
+        finished = None
+        if len(self._rows) == self._length + 1:
+            finished = Unroll(*jax.tree.map(lambda *leaves: np.stack(leaves), *self._rows), state=self._state)
+            self._rows, self._state = self._rows[-1:], output.state
+        self.timestep = self._env.step(jax.tree.map(lambda leaf, dtype: np.array(leaf, dtype), action, self._dtypes))
+        return finished
+
+
+class Loop:
+    """Acts, collects and updates in turn."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._mesh = sharding.build_meshes(config.learner).learner
+        envs = [make_env(config, len(seeds), seeds) for seeds in np.split(env_seeds(config, 0, 0), config.actor.groups)]
+        agent = build_agent(config, envs[0].spec)
+        policy = make_policy_step(agent, config.envs_per_actor, jax.random.key(config.seed), self._mesh)
+        self._act, self._tables = policy.act, policy.tables
+        self._groups = []
+        for i, env in enumerate(envs):
+            group = Group(env, i * env.num_envs, config.learner.unroll_length)
+            self._tables = policy.attach(
+                self._tables, group.slots, np.int32(0), group.slots, np.int32(0), np.bool_(False)
             )
-        if config.seconds and started and time.monotonic() - started >= config.seconds:
-            break
-        if config.stop_at_return and len(returns) == 100 and np.mean(returns) >= config.stop_at_return:
-            break
-    assert started is not None
-    return done_steps, time.monotonic() - started, float(np.mean(returns)), params
+            self._groups.append(group)
+        self._update = make_update(agent, config.learner, self._mesh, config.seed)
+        self._learner = initial_state(agent, config.learner, self._mesh, config.seed)
+        self._pending: list[Unroll] = []
+        self._episodes = EpisodeStats(config.envs_per_actor)
+
+    def train(self, steps: float, report: bool = False) -> Result:
+        """Trains until the config's stop, or for so many steps."""
+        started = shown = 0.0
+        first_steps = 0
+        while True:
+            self._step_groups()
+            if not self._learn():
+                continue
+            now, state = time.monotonic(), self._learner
+            if not started:
+                started, first_steps = now, state.env_steps
+            done, seconds = state.env_steps - first_steps, now - started
+            mean, episodes = self._episodes.mean_return()
+            if report and now - shown > 1:
+                shown = now
+                print(f"{done:,} steps, {done / max(seconds, 1e-9):,.0f}/s, return {mean:.1f}", flush=True)
+            solved = self._config.stop_at_return is not None and episodes == 100 and mean >= self._config.stop_at_return
+            if solved or done >= steps or seconds >= (self._config.seconds or float("inf")):
+                return Result(done, seconds, mean, state.params)
+
+    def _step_groups(self) -> None:
+        state = self._learner
+        for group in self._groups:
+            self._episodes.step(group.slots, group.timestep.step_type, group.timestep.reward)
+            self._tables, output = self._act(state.params, self._tables, group.slots, group.timestep)
+            finished = group.step(output, state.updates)
+            if finished is not None:
+                self._pending.append(finished)
+
+    def _learn(self) -> bool:
+        """Updates while there are whole batches; whether there was one."""
+        size, learned = self._config.learner.batch_size, False
+        while sum(unroll.version.shape[1] for unroll in self._pending) >= size:
+            batch = self._take(size)
+            state = self._learner
+            on_device = jax.device_put(batch, batch_shardings(self._mesh))
+            updated = self._update(
+                state.params, state.opt_state, on_device, np.float32(state.env_steps), np.int32(state.updates)
+            )
+            jax.block_until_ready(updated.params)
+            count = int(np.count_nonzero(transition_mask(batch.timestep.step_type)))
+            self._learner = state._replace(
+                params=updated.params,
+                opt_state=updated.opt_state,
+                updates=state.updates + 1,
+                env_steps=state.env_steps + count,
+            )
+            learned = True
+        return learned
+
+    def _take(self, count: int) -> Unroll:
+        """The oldest `count` unrolls, `[T+1, count]`."""
+        taken = []
+        while count:
+            unroll = self._pending.pop(0)
+            width = unroll.version.shape[1]
+            if width > count:
+                self._pending.insert(0, _cut(unroll, slice(count, None)))
+                unroll, width = _cut(unroll, slice(0, count)), count
+            taken.append(unroll)
+            count -= width
+        if len(taken) == 1:
+            return taken[0]
+        rows = jax.tree.map(lambda *leaves: np.concatenate(leaves, 1), *[tuple(unroll[:-1]) for unroll in taken])
+        return Unroll(*rows, state=jax.tree.map(lambda *leaves: np.concatenate(leaves), *[u.state for u in taken]))
 
 
-def _take(pending: list[Unroll], count: int) -> tuple[Unroll, list[Unroll]]:
-    def cut(unroll: Unroll, part: slice) -> Unroll:
-        rows = jax.tree.map(lambda leaf: leaf[:, part], tuple(unroll[:-1]))
-        return Unroll(*rows, state=jax.tree.map(lambda leaf: leaf[part], unroll.state))
+def _cut(unroll: Unroll, part: slice) -> Unroll:
+    rows = jax.tree.map(lambda leaf: leaf[:, part], tuple(unroll[:-1]))
+    return Unroll(*rows, state=jax.tree.map(lambda leaf: leaf[part], unroll.state))
 
-    def join(axis: int):
-        return lambda *leaves: np.concatenate(leaves, axis) if len(leaves) > 1 else leaves[0]
 
-    taken, rest = [], list(pending)
-    while count:
-        unroll = rest.pop(0)
-        width = unroll.version.shape[1]
-        if width > count:
-            rest.insert(0, cut(unroll, slice(count, None)))
-            unroll, width = cut(unroll, slice(0, count)), count
-        taken.append(unroll)
-        count -= width
-    rows = jax.tree.map(join(1), *[tuple(u[:-1]) for u in taken])
-    return Unroll(*rows, state=jax.tree.map(join(0), *[u.state for u in taken])), rest
+def main(argv: list[str]) -> None:
+    """Trains and prints the rate."""
+    sys.path.insert(0, str(Path.cwd()))
+    config = cli.parse(argv)
+    result = Loop(config).train(config.steps or float("inf"), report=True)
+    rate = result.env_steps / result.seconds
+    print(f"RESULT alone_env_steps_per_s {rate:.0f} steps/s")
+    print(f"RESULT alone_return_mean {result.return_mean:.3f} return")
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path.cwd()))
-    settings = cli.parse(sys.argv[1:])
-    total, seconds, mean, _ = train(settings, settings.steps or float("inf"), report=True)
-    print(
-        f"RESULT alone_env_steps_per_s {total / seconds:.0f} steps/s (return {mean:.1f}, {total} steps, {seconds:.1f} s)"
-    )
+    main(sys.argv[1:])

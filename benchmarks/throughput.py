@@ -99,7 +99,7 @@ def cartpole(flags: list[str], pairs: int, seconds: float) -> None:
         rates.append(rate)
         print(
             f"pair {pair}: {rate:,.0f} steps/s, EnvPool alone {bound:,.0f}, ratio {rate / bound:.3f} "
-            f"(update {last['learner/update_ms']:.1f} ms, busy {last['learner/update_share']:.0%}, fill {last['batcher/fill']:.0%})",
+            f"(update {last['learner/update_ms']:.1f} ms, fill {last['batcher/fill']:.0%})",
             flush=True,
         )
     print(f"RESULT cartpole_env_steps_per_s {statistics.median(rates):.0f} steps/s")

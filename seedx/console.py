@@ -71,7 +71,7 @@ class Console:
         curve: str = "return_mean",
         stage: Callable[[Figures, Figures], str | None] | None = None,
         stream: Any = None,
-        clock: Callable[[], float | int] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Shows nothing yet.
 
@@ -135,7 +135,7 @@ class Console:
                 rows[title] = shown
         return rows
 
-    def _stall(self, figures: Figures, now: float | int) -> str | None:
+    def _stall(self, figures: Figures, now: float) -> str | None:
         """What is waited for if nothing has moved for `_STALL_S` seconds."""
         since, before = self._progressed
         stage = self._stage(before, figures)
@@ -167,7 +167,7 @@ def opening_line(agent: str, env: str, seed: int, actors: str, devices: str, run
     return f"{agent} on {env}, seed {seed}: {actors}, learner on {devices} -> {run_dir}"
 
 
-def closing_line(summary: Figures, run_dir: str, stop_at: float | int | None = None) -> str:
+def closing_line(summary: Figures, run_dir: str, stop_at: float | None = None) -> str:
     """What happened and what to run next.
 
     Args:
@@ -198,7 +198,7 @@ def closing_line(summary: Figures, run_dir: str, stop_at: float | int | None = N
     return f"{happened}: {result} in {summary['seconds']:,.1f} s{steps}. Next: {follow}"
 
 
-def sparkline(values: Sequence[float | int], width: int = _SPARK_WIDTH) -> str:
+def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
     """At most `width` block characters; each is the mean of its share of the values."""
     if not values:
         return ""
@@ -229,7 +229,7 @@ def _live(stream: Any) -> Any:
     return live
 
 
-def _panel(rows: Mapping[str, Cells], history: Sequence[float], stall: str | None, elapsed: float | int) -> Any:
+def _panel(rows: Mapping[str, Cells], history: Sequence[float], stall: str | None, elapsed: float) -> Any:
     from rich import box
     from rich.console import Group
     from rich.panel import Panel

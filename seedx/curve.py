@@ -13,7 +13,7 @@ from seedx.runlog import read_rows
 Rows = Sequence[Mapping[str, Any]]
 
 
-def draw_curve(run_dir: str | Path, *, title: str, score: str = "return", goal: float | int | None = None) -> Path:
+def draw_curve(run_dir: str | Path, *, title: str, score: str = "return", goal: float | None = None) -> Path:
     """Draws RUN_DIR/curve.png from RUN_DIR/metrics.jsonl, whole or not at all, and returns its path.
 
     Above, `<score>_mean` and faintly each interval's own mean against environment steps; below, steps per second and
@@ -52,7 +52,7 @@ def draw_curve(run_dir: str | Path, *, title: str, score: str = "return", goal: 
     return path
 
 
-def _draw_score(axes: Any, rows: Rows, score: str, goal: float | int | None) -> None:
+def _draw_score(axes: Any, rows: Rows, score: str, goal: float | None) -> None:
     steps, single = _series(rows, f"{score}_interval_mean")
     axes.plot(steps, single, ".", color="tab:blue", alpha=0.35, markersize=6, mew=0, label="one interval")
     steps, mean = _series(rows, f"{score}_mean")
@@ -103,7 +103,7 @@ def _series(rows: Rows, name: str) -> tuple[list, list]:
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
-def _short(value: float | int) -> str:
+def _short(value: float) -> str:
     """For example 1.5M, 20k, 300."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:

@@ -16,7 +16,7 @@ import numpy as np
 
 from seedx.types import StepType
 
-Number = int | float | np.number  # beartype takes an int for no float
+Number = float | np.number
 
 
 class _Distribution:

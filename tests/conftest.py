@@ -17,7 +17,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 from jaxtyping import install_import_hook
 
-_hook = install_import_hook("seedx", "beartype.beartype")
+_hook = install_import_hook("seedx", "checked.typechecked")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -1,5 +1,6 @@
 """Whole runs over real sockets and processes: they learn, repeat, resume, and can be read without seedx."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -112,7 +113,7 @@ def test_a_resumed_run_goes_on_where_it_was(processes, tmp_path):
     rows = read_rows(run_dir / "metrics.jsonl")
     resumed = rows[next(i for i, row in enumerate(rows) if i and row["seconds"] > before["seconds"] + 0.2) :]
     assert resumed[0]["updates"] >= saved
-    assert all(a["env_steps"] <= b["env_steps"] for a, b in zip(rows, rows[1:], strict=False))
+    assert all(a["env_steps"] <= b["env_steps"] for a, b in itertools.pairwise(rows))
     assert after["updates"] > before["updates"] >= saved
     assert after["seconds"] > before["seconds"]
     # The window holds only episodes of this session by now: the policy is as good as it was.

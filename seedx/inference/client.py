@@ -9,6 +9,7 @@ import queue
 import secrets
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import optree
@@ -148,7 +149,7 @@ class GroupStream:
         Raises:
             WireError: they differ from the spec.
         """
-        leaves = self._observation_tree.flatten_up_to(timestep.observation)
+        leaves: list[Any] = self._observation_tree.flatten_up_to(timestep.observation)
         self._outgoing.put(self._timesteps.encode(timestep, leaves))
 
     def receive(self) -> Tree:
