@@ -191,7 +191,7 @@ def closing_line(summary: Figures, run_dir: str, stop_at: float | None = None) -
     result = f"no finished {'episode' if score == 'return' else 'completion'}"
     if mean is not None and math.isfinite(mean):
         goal = f" {'>=' if mean >= stop_at else '<'} {stop_at:g}" if stop_at is not None else ""
-        result = f"{score} {mean:,.1f}{goal}" if abs(mean) >= 10 else f"{score} {mean:.3f}{goal}"
+        result = f"{score} {mean:,.1f}{goal}" if abs(mean) >= 10 else f"{score} {mean:.3g}{goal}"
         if summary.get("return_episodes"):
             result += f" over {summary['return_episodes']:,.0f} episodes"
     steps = f" ({summary['env_steps']:,.0f} steps)" if summary.get("env_steps") is not None else ""
