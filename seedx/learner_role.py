@@ -38,7 +38,7 @@ def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> in
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda n, _: signals.append(n))
-    streams = Streams(config.num_slots, config.inference.max_streams, config.learner.unroll_length)
+    streams = Streams(config.num_slots, config.inference.max_streams)
     front_end = FrontEnd(address, config.inference, streams, crew.fail, env=config.env)
     front_end.start()
     session = Session(config, run_dir, resume, crew, front_end, signals)
@@ -218,6 +218,9 @@ class Session:
             raise SystemExit(1)
 
     def _start(self) -> None:
+        from seedx.inference.policy import spare_the_collector
+
+        spare_the_collector()
         self.policy.start(self.front_end.deliver)
         self.batches.start()
         self.front_end.serve(self.policy)

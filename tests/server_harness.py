@@ -73,7 +73,7 @@ class Server:
     def __init__(self, address, config, spec=VECTOR, replay=None):
         self.config, self.spec, self.address = config, spec, address
         self.crew, self.metrics, self.weights = Crew(), Metrics(), WeightStore()
-        self.streams = Streams(config.num_slots, config.inference.max_streams, config.learner.unroll_length)
+        self.streams = Streams(config.num_slots, config.inference.max_streams)
         self.front_end = FrontEnd(address, config.inference, self.streams, self.crew.fail)
         self.front_end.start()
         self.mesh = sharding.build_meshes(config.learner).inference

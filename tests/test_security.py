@@ -125,7 +125,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 @contextlib.contextmanager
 def serving(address, config):
     failures = []
-    front_end = FrontEnd(address, config, Streams(8, 100, 4), failures.append)
+    front_end = FrontEnd(address, config, Streams(8, 100), failures.append)
     front_end.start()
     front_end.serve(EchoPolicy(front_end))
     try:
@@ -205,12 +205,12 @@ def test_a_key_that_is_none_is_refused_at_the_start(tmp_path):
     (tmp_path / "x.pem").write_text("nonsense")
     config = InferenceConfig(tls_cert=str(tmp_path / "x.pem"), tls_key=str(tmp_path / "x.pem"))
     with pytest.raises(ConfigError):
-        FrontEnd("127.0.0.1:0", config, Streams(8, 100, 4), lambda error: None).start()
+        FrontEnd("127.0.0.1:0", config, Streams(8, 100), lambda error: None).start()
 
 
 def test_the_health_service_answers(tmp_path):
     address = f"unix:{tmp_path}/s"
-    front_end = FrontEnd(address, OPEN, Streams(8, 100, 4), lambda error: None)
+    front_end = FrontEnd(address, OPEN, Streams(8, 100), lambda error: None)
     front_end.start()
     with grpc.insecure_channel(address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
@@ -225,7 +225,7 @@ def test_an_address_in_use_is_refused(tmp_path, kind):
     with serving(f"unix:{tmp_path}/s" if kind == "unix" else "127.0.0.1:0", OPEN) as front_end:
         address = front_end.address if kind == "unix" else f"127.0.0.1:{front_end.port}"
         with pytest.raises(ConfigError, match=r"cannot listen on .*in use"):
-            FrontEnd(address, OPEN, Streams(8, 100, 4), lambda error: None).start()
+            FrontEnd(address, OPEN, Streams(8, 100), lambda error: None).start()
         assert exchange(address, OPEN) == 3
 
 
@@ -300,7 +300,7 @@ def test_a_stream_that_the_policy_refuses_leaves_nothing_behind(tmp_path):
             raise Refused(Status.INVALID_ARGUMENT, "too large")
 
     address = f"unix:{tmp_path}/s"
-    front_end = FrontEnd(address, OPEN, Streams(2, 100, 4), lambda error: None)
+    front_end = FrontEnd(address, OPEN, Streams(2, 100), lambda error: None)
     front_end.start()
     front_end.serve(Refuses(front_end))
     for _ in range(2):  # the slots are free again

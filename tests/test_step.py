@@ -1,5 +1,7 @@
 """The jitted functions over slots: keys by actor, environment and session, padding that touches nothing, sizes."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -72,16 +74,23 @@ def test_acting_counts_the_steps_of_its_rows_alone(policy):
 
 
 @given(st.integers(1, 3000), st.integers(1, 64), st.sampled_from([1, 2, 8]))
-def test_sizes_hold_every_batch_without_much_padding(max_rows, smallest, multiple):
-    smallest = min(smallest, max_rows)
+def test_sizes_hold_every_batch_are_few_and_do_not_pad_large_batches_much(max_rows, smallest, multiple):
     sizes = step.bucket_sizes(max_rows, smallest, multiple)
     assert sizes == sorted(set(sizes))
     assert all(size % multiple == 0 for size in sizes)
     assert max_rows <= sizes[-1] < max_rows + multiple
-    for rows in range(smallest, max_rows + 1):
+    assert len(sizes) <= 3 + math.log(max_rows, 4)
+    for rows in range(1, max_rows + 1):
         size = step.bucket_for(rows, sizes)
-        assert rows <= size <= max(2 * rows + 2, multiple) + multiple
-    assert len(sizes) <= 13
+        assert rows <= size < max(4 * rows + 4, smallest) + multiple
+        if rows > max_rows / 2:
+            assert size < 2 * rows + multiple
+
+
+def test_alternating_groups_are_not_padded():
+    assert step.bucket_sizes(64, 16, 1) == [16, 32, 64]
+    assert step.bucket_sizes(2048, 1024, 1) == [1024, 2048]
+    assert step.bucket_sizes(2048, 1, 1) == [1, 4, 16, 64, 256, 1024, 2048]
 
 
 def test_padding():

@@ -15,7 +15,7 @@ OLD, NEW = (100, 5), (101, 4)
 
 
 def make(num_slots=8, max_streams=100):
-    return Streams(num_slots, max_streams, unroll_length=4)
+    return Streams(num_slots, max_streams)
 
 
 def connect(streams, actor_id, run_id=OLD, groups=2, envs=2, evaluation=False):
@@ -134,12 +134,12 @@ def test_streams_are_limited():
     assert refusal.value.status is Status.RESOURCE_EXHAUSTED
 
 
-def test_only_training_streams_build_unrolls():
+def test_streams_know_whether_they_are_evaluation():
     streams = make()
     _, training = connect(streams, 0)
     _, evaluation = connect(streams, 1, evaluation=True)
-    assert all(stream.builder is not None and not stream.evaluation for stream in training)
-    assert all(stream.builder is None and stream.evaluation for stream in evaluation)
+    assert not any(stream.evaluation for stream in training)
+    assert all(stream.evaluation for stream in evaluation)
 
 
 def test_live_rows_leave_out_the_silent_and_the_withheld():

@@ -88,6 +88,25 @@ def test_rows_are_not_copied_and_cannot_be_written():
             leaf[...] = 0
 
 
+@settings(max_examples=40)
+@given(raw_specs, st.integers(1, 3), st.integers(1, 4))
+def test_many_messages_are_read_at_once_and_answered_from_one_batch(raw, num_envs, count):
+    spec = build(raw)
+    codec, actions = wire.TimestepCodec(spec, num_envs), wire.ActionCodec(spec, num_envs)
+    payloads = [codec.payload(encoded(codec, sound(seed, spec, num_envs))) for seed in range(count)]
+    rows = [column.spec.zeros(count * num_envs) for column in codec.layout.columns]
+    codec.layout.decode_into(rows, payloads)
+    leaves = optree.tree_leaves(values(spec.action, count * num_envs, np.random.default_rng(0)))
+    for i, payload in enumerate(payloads):
+        part = slice(i * num_envs, (i + 1) * num_envs)
+        for a, b in zip(rows, codec.layout.decode(payload), strict=True):
+            np.testing.assert_array_equal(a[part], b)
+        got, version = actions.decode(actions.encode(leaves, i, part.start))
+        assert version == i
+        for a, b in zip(got, leaves, strict=True):
+            np.testing.assert_array_equal(a, b[part])
+
+
 def test_other_protobuf_forms_of_the_message_are_accepted():
     payload = bytes(CODEC.payload(encoded(CODEC, sound())))
     plain = pb.ActRequest(timestep=payload).SerializeToString()

@@ -2,7 +2,7 @@
 
 Threading, one owner for each thing:
     dispatch   takes batches, attaches slots, launches the forward pass (owns the device tables)
-    delivery   waits for results, adds rows to unrolls, answers (owns the unroll builders and episode statistics)
+    delivery   waits for results, adds rows to unrolls, answers (owns the unroll store and episode statistics)
     insertion  puts finished unrolls into the replay, then answers their streams (the only one that waits for room)
 Invariant: a stream whose unroll found no room gets no reply until it is in; so nothing is dropped and nothing piles up,
 while other streams, batching and gRPC go on.
@@ -10,6 +10,8 @@ while other streams, batching and gRPC go on.
 
 from __future__ import annotations
 
+import gc
+import itertools
 import queue
 import threading
 import time
@@ -21,12 +23,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from seedx.config import Config
+from seedx.config import Config, ConfigError
 from seedx.inference import step, wire
 from seedx.inference.batcher import Batch, Batcher
 from seedx.inference.frontend import Request
 from seedx.inference.streams import Refused, Status, Stream, Streams
-from seedx.inference.unrolls import FinishedUnroll
+from seedx.inference.unrolls import FinishedUnrolls, UnrollStore
 from seedx.metrics import EpisodeStats, Metrics
 from seedx.replay.replay import Replay, ReplayTimeoutError
 from seedx.threads import Crew
@@ -35,6 +37,7 @@ from seedx.weights import Weights, WeightStore
 
 _POLL_S = 0.1
 _INSERT_TIMEOUT_S = 1.0
+_YOUNG_OBJECTS = 20_000
 Deliver = Callable[[Sequence[tuple[Request, bytes | Refused]]], None]
 
 
@@ -43,9 +46,12 @@ class _InFlight:
     """A batch on the device."""
 
     batch: Batch[Request]
+    training: int  # requests before those of evaluation
+    attached: list[Stream]  # streams that began since the batch before
     version: int
     rows: list[np.ndarray]  # timestep leaves [bucket, ...], in the wire's order
     slots: np.ndarray  # [rows]
+    bounds: np.ndarray  # [requests + 1]; where the rows of each request begin and end
     output: step.StepOutput
 
 
@@ -85,6 +91,7 @@ class PolicyServer:
         self._columns = wire.timestep_columns(spec)
         self._observation_tree = jax.tree.structure(spec.observation)
         self._action_dtypes = [np.dtype(leaf.dtype) for leaf in jax.tree.leaves(spec.action)]
+        self._action_shapes = [leaf.shape for leaf in jax.tree.leaves(spec.action)]
         self._num_slots = num_slots
         max_rows = config.inference.max_batch_size or num_slots
         self.sizes = step.bucket_sizes(max_rows, min(config.envs_per_group, max_rows), mesh.size)
@@ -101,13 +108,15 @@ class PolicyServer:
         )
         self._deliver: Deliver = lambda _: None
         self._attaching: queue.SimpleQueue[Stream] = queue.SimpleQueue()
+        self._attached: list[Stream] = []
         self._in_flight: queue.SimpleQueue[_InFlight] = queue.SimpleQueue()  # bounded by the batcher's places
         # At most one entry for each stream, since a stream asks only after its reply.
-        self._inserting: queue.SimpleQueue[tuple[Tree, Request, bytes]] = queue.SimpleQueue()
+        self._inserting: queue.SimpleQueue[tuple[Unroll, list[tuple[Request, bytes]]]] = queue.SimpleQueue()
         self._withheld: set[Stream] = set()
         self._lock = threading.Lock()  # guards `_withheld`
         self._finished_items = 0
         self._starts_episode = np.ones(num_slots, bool)  # where the next row must be FIRST
+        self._unrolls = UnrollStore(num_slots, config.learner.unroll_length)
         window = config.metrics.return_window
         self.episodes = EpisodeStats(num_slots, window=window, state=episodes)
         self.eval_episodes = EpisodeStats(num_slots, window=window)
@@ -118,9 +127,18 @@ class PolicyServer:
         for size in self.sizes:
             nowhere = np.full(size, self._num_slots, np.int32)
             self._tables, output = self._step.act(params, self._tables, nowhere, self._timestep(self._zeros(size)))
-            self._tables = self._attach_rows(nowhere, 0, nowhere, 0, False)
             jax.block_until_ready(output)
+            self._check_actions(output)
+        nowhere = np.full(self.sizes[0], self._num_slots, np.int32)
+        self._tables = self._attach_rows(nowhere, 0, nowhere, 0, False)
         self._compiled = self._num_compiled()
+
+    def _check_actions(self, output: step.StepOutput) -> None:
+        found = [leaf.shape[1:] for leaf in jax.tree.leaves(output.action)]
+        if found != self._action_shapes:
+            raise ConfigError(
+                f"the agent's act returns actions of shapes {found}; the environment's spec says {self._action_shapes}."
+            )
 
     def start(self, deliver: Deliver) -> None:
         """Answers through `deliver` from now on."""
@@ -157,7 +175,8 @@ class PolicyServer:
 
     def detach(self, stream: Stream) -> None:
         """A stream is gone: its waiting requests and half-built unroll are dropped."""
-        self._batcher.withdraw(lambda request: request.stream is stream)
+        if stream.asking:
+            self._batcher.withdraw(lambda request: request.stream is stream)
 
     def offer(self, request: Request) -> None:
         """A request to be answered."""
@@ -189,6 +208,7 @@ class PolicyServer:
     def _dispatch(self, batch: Batch[Request]) -> None:
         while not self._attaching.empty():
             self._attach(self._attaching.get())
+        batch.requests.sort(key=lambda request: request.stream.evaluation)  # last: training rows are in one piece
         batch, rows, slots = self._assemble_sound(batch)
         if not batch.requests:
             self._batcher.release()
@@ -199,7 +219,10 @@ class PolicyServer:
         padded_slots = step.padded(slots, size, self._num_slots)
         self._tables, output = self._step.act(weights.params, self._tables, padded_slots, self._timestep(rows))
         self._count(batch, size)
-        self._in_flight.put(_InFlight(batch, weights.version, rows, slots, output))
+        training = sum(not request.stream.evaluation for request in batch.requests)
+        bounds = np.cumsum([0, *(request.rows for request in batch.requests)])
+        self._in_flight.put(_InFlight(batch, training, self._attached, weights.version, rows, slots, bounds, output))
+        self._attached = []
 
     def _current_weights(self) -> Weights:
         """The latest weights; in lock-step those that all finished unrolls must have led to."""
@@ -212,13 +235,14 @@ class PolicyServer:
         return weights
 
     def _attach(self, stream: Stream) -> None:
-        size = step.bucket_for(stream.rows, self.sizes)
-        slots = step.padded(stream.slots, size, self._num_slots)
-        envs = step.padded(stream.slots - stream.slots[0] + np.int32(stream.first_env), size, 0)
-        self._tables = self._attach_rows(slots, stream.actor_id, envs, stream.session, stream.evaluation)
+        size = self.sizes[0]
+        for first in range(0, stream.rows, size):
+            part = stream.slots[first : first + size]
+            slots = step.padded(part, size, self._num_slots)
+            envs = step.padded(part - stream.slots[0] + np.int32(stream.first_env), size, 0)
+            self._tables = self._attach_rows(slots, stream.actor_id, envs, stream.session, stream.evaluation)
         self._starts_episode[stream.slots] = True
-        for stats in (self.episodes, self.eval_episodes):
-            stats.drop(stream.slots)
+        self._attached.append(stream)
 
     def _attach_rows(
         self, slots: np.ndarray, actor_id: int, envs: np.ndarray, session: int, greedy: bool
@@ -240,14 +264,17 @@ class PolicyServer:
         """Rows and slots of a batch: one copy from the messages, none where one message fills the batch."""
         if not batch.requests:
             return [], np.empty(0, np.int32)
-        decoded = [request.stream.timesteps.layout.decode(request.payload) for request in batch.requests]
         slots = np.concatenate([request.stream.slots for request in batch.requests])
         size = step.bucket_for(batch.rows, self.sizes)
-        if len(decoded) == 1 and batch.rows == size:
-            return decoded[0], slots
-        rows = self._zeros(size)
-        for index, leaf in enumerate(rows):
-            np.concatenate([leaves[index] for leaves in decoded], out=leaf[: batch.rows])
+        if len(batch.requests) == 1 and batch.rows == size:
+            request = batch.requests[0]
+            return request.stream.timesteps.layout.decode(request.payload), slots
+        rows, start = self._zeros(size), 0
+        for codec, requests in itertools.groupby(batch.requests, lambda request: request.stream.timesteps):
+            payloads = [request.payload for request in requests]
+            stop = start + len(payloads) * codec.layout.num_envs
+            codec.layout.decode_into([leaf[start:stop] for leaf in rows], payloads)
+            start = stop
         return rows, slots
 
     def _wrong(self, rows: list[np.ndarray], slots: np.ndarray) -> str | None:
@@ -286,76 +313,77 @@ class PolicyServer:
 
     def _finish(self, flight: _InFlight) -> None:
         """Fetches a batch's results and answers it."""
+        for stream in flight.attached:
+            self._begin(stream)
         actions = [np.asarray(leaf) for leaf in jax.tree.leaves(flight.output.action)]
         self._batcher.release()
-        extras = [np.asarray(leaf) for leaf in jax.tree.leaves(flight.output.extras)]
         wire_actions = [leaf.astype(d, copy=False) for leaf, d in zip(actions, self._action_dtypes, strict=True)]
-        row = [*flight.rows, *actions, *extras]
-        state = self._state_before(flight)
-        replies: list[tuple[Request, bytes | Refused]] = []
-        start = 0
-        for request in flight.batch.requests:
-            here = slice(start, start + request.rows)
-            start = here.stop
-            reply = request.stream.actions.encode([leaf[here] for leaf in wire_actions], flight.version)
-            finished = self._add_rows(request.stream, row, state, here, flight.version)
-            if finished is None:
-                replies.append((request, reply))
-            else:
-                self._insert(finished, flight, request, reply)
-        self._deliver(replies)
+        finished = self._add_rows(flight, actions)
+        replies = [
+            (request, request.stream.actions.encode(wire_actions, flight.version, first))
+            for request, first in zip(flight.batch.requests, flight.bounds[:-1].tolist(), strict=True)
+        ]
+        if finished is None:
+            self._deliver(replies)
+        else:
+            ends = set(finished.groups.tolist())
+            self._insert(finished, flight.output, [reply for i, reply in enumerate(replies) if i in ends])
+            self._deliver([reply for i, reply in enumerate(replies) if i not in ends])
         self._record_episodes(flight)
 
-    def _state_before(self, flight: _InFlight) -> list[np.ndarray]:
-        """Agent state before the batch, fetched only where an unroll starts."""
-        leaves = jax.tree.leaves(flight.output.state)
-        builders = (request.stream.builder for request in flight.batch.requests)
-        if leaves and any(builder is not None and builder.wants_state for builder in builders):
-            return [np.asarray(leaf) for leaf in leaves]
-        return []
+    def _begin(self, stream: Stream) -> None:
+        """Forgets what was before on the slots of a stream; here, after all rows of the stream before."""
+        self._unrolls.reset(stream.slots)
+        for stats in (self.episodes, self.eval_episodes):
+            stats.drop(stream.slots)
 
-    def _add_rows(
-        self, stream: Stream, row: list[np.ndarray], state: list[np.ndarray], here: slice, version: int
-    ) -> FinishedUnroll | None:
-        if stream.builder is None or stream.ended is not None:
-            return None
-        return stream.builder.add([leaf[here] for leaf in row], version, [leaf[here] for leaf in state])
+    def _add_rows(self, flight: _InFlight, actions: list[np.ndarray]) -> FinishedUnrolls | None:
+        """The unrolls that a batch finished; rows of evaluation, which come last, are left out."""
+        bounds = flight.bounds[: flight.training + 1]
+        count = bounds[-1]
+        slots = flight.slots[:count]
+        extras = [np.asarray(leaf) for leaf in jax.tree.leaves(flight.output.extras)]
+        rows = [leaf[:count] for leaf in (*flight.rows, *actions, *extras)]
+        state = [np.asarray(leaf)[:count] for leaf in self._state_before(flight, slots[bounds[:-1]])]
+        return self._unrolls.add(slots, bounds, [*rows, np.full(count, flight.version, np.int32)], state)
 
-    def _insert(self, finished: FinishedUnroll, flight: _InFlight, request: Request, reply: bytes) -> None:
-        self._finished_items += request.rows
+    def _state_before(self, flight: _InFlight, firsts: np.ndarray) -> list[jax.Array]:
+        """Agent state before the batch; none where no unroll starts, which spares the copy from the device."""
+        return jax.tree.leaves(flight.output.state) if self._unrolls.wants_state(firsts) else []
+
+    def _insert(self, finished: FinishedUnrolls, output: step.StepOutput, replies: list[tuple[Request, bytes]]) -> None:
+        self._finished_items += finished.rows[0].shape[1]
         with self._lock:
-            self._withheld.add(request.stream)
-        self._inserting.put((self._as_items(finished, flight.output), request, reply))
+            self._withheld.update(request.stream for request, _ in replies)
+        self._inserting.put((self._as_items(finished, output), replies))
 
-    def _as_items(self, finished: FinishedUnroll, output: step.StepOutput) -> Unroll:
-        """The unroll with a leading item axis; a view that stays time-major in memory."""
+    def _as_items(self, finished: FinishedUnrolls, output: step.StepOutput) -> Unroll:
+        """The unrolls with a leading item axis; a view that stays time-major in memory."""
         num_timestep, num_action = len(self._columns), len(self._action_dtypes)
-        rows = [np.moveaxis(leaf, 1, 0) for leaf in finished.rows]
+        *rows, version = [np.moveaxis(leaf, 1, 0) for leaf in finished.rows]
         return Unroll(
             timestep=self._timestep(rows[:num_timestep]),
             action=jax.tree.unflatten(
                 jax.tree.structure(output.action), rows[num_timestep : num_timestep + num_action]
             ),
             extras=jax.tree.unflatten(jax.tree.structure(output.extras), rows[num_timestep + num_action :]),
-            version=np.moveaxis(finished.version, 1, 0),
+            version=version,
             state=jax.tree.unflatten(jax.tree.structure(output.state), finished.state),
         )
 
     def _record_episodes(self, flight: _InFlight) -> None:
         reward, step_type = flight.rows[0], flight.rows[-1]
-        start = 0
-        for request in flight.batch.requests:
-            here = slice(start, start + request.rows)
-            start = here.stop
-            stats = self.eval_episodes if request.stream.evaluation else self.episodes
-            stats.step(request.stream.slots, step_type[here], reward[here])
+        middle, end = flight.bounds[flight.training], flight.bounds[-1]
+        for stats, part in ((self.episodes, slice(0, middle)), (self.eval_episodes, slice(middle, end))):
+            if part.start < part.stop:
+                stats.step(flight.slots[part], step_type[part], reward[part])
 
     # ---- insertion
 
     def _insertion_loop(self) -> None:
         while not self._crew.stop.is_set():
             try:
-                items, request, reply = self._inserting.get(timeout=_POLL_S)
+                items, replies = self._inserting.get(timeout=_POLL_S)
             except queue.Empty:
                 continue
             started = time.monotonic()
@@ -364,8 +392,8 @@ class PolicyServer:
                 self._metrics.count("store/paced_s", waited_s)
                 self._metrics.time("queue/put_wait", waited_s)
                 with self._lock:
-                    self._withheld.discard(request.stream)
-                self._deliver([(request, reply)])
+                    self._withheld.difference_update(request.stream for request, _ in replies)
+                self._deliver(replies)
 
     def _insert_items(self, items: Tree) -> bool:
         """Waits for room as long as the run lasts."""
@@ -376,6 +404,16 @@ class PolicyServer:
                 continue
             return True
         return False
+
+
+def spare_the_collector() -> None:
+    """Has this process's garbage collector pass over what lives now, and run less often; called once all is loaded.
+
+    Thousands of requests in flight are so many objects that it would run all the time, over all of JAX's modules too.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS)
 
 
 def _keep(batch: Batch[Request], wanted: Callable[[Request], bool]) -> Batch[Request]:

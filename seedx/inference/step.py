@@ -99,13 +99,17 @@ def make_policy_step(agent: Agent, num_slots: int, key: jax.Array, mesh: Mesh) -
 
 
 def bucket_sizes(max_rows: int, smallest: int, multiple: int) -> list[int]:
-    """The batch sizes that are compiled: halves of `max_rows` down to `smallest`, each a multiple of `multiple`."""
-    sizes, size = [], max_rows
-    while True:
-        sizes.append(-(-size // multiple) * multiple)
-        if size <= smallest:
-            return sorted(set(sizes))
-        size = -(-size // 2)
+    """The batch sizes that are compiled, each a multiple of `multiple`.
+
+    `max_rows`, its half (what alternating groups make), and quarters of that down to `smallest`: many connections of
+    one environment each are worth neither a compilation for every power of two nor much padding of large batches.
+    """
+    sizes, size = {max_rows}, -(-max_rows // 2)
+    while size > smallest:
+        sizes.add(size)
+        size = -(-size // 4)
+    sizes.add(min(smallest, max_rows))
+    return sorted({-(-size // multiple) * multiple for size in sizes})
 
 
 def bucket_for(rows: int, sizes: list[int]) -> int:

@@ -9,7 +9,6 @@ from enum import Enum
 
 import numpy as np
 
-from seedx.inference.unrolls import UnrollBuilder
 from seedx.inference.wire import ActionCodec, TimestepCodec
 from seedx.types import EnvSpec
 
@@ -40,8 +39,8 @@ class Stream:
 
     Attributes:
         slots: Its rows in the server's tables.
+        rows: How many they are.
         session: How many connections this actor had before in this server.
-        builder: Assembles its unrolls; None for evaluation. Owned by the delivery thread.
         last_seen: When it last asked or was answered, on the monotonic clock.
         asking: Whether a request of it is with the server.
         ended: Set once; a gone stream's results are dropped.
@@ -55,16 +54,14 @@ class Stream:
     evaluation: bool
     timesteps: TimestepCodec
     actions: ActionCodec
-    builder: UnrollBuilder | None
     task: asyncio.Task | None = None
     last_seen: float = field(default_factory=time.monotonic)
     asking: bool = False
     ended: Refused | None = None
+    rows: int = field(init=False)
 
-    @property
-    def rows(self) -> int:
-        """Environments of the group."""
-        return len(self.slots)
+    def __post_init__(self) -> None:
+        self.rows = len(self.slots)
 
 
 @dataclass(eq=False)
@@ -75,12 +72,11 @@ class _Actor:
     envs_per_group: int
     evaluation: bool
     session: int
-    since: float
     streams: dict[int, Stream] = field(default_factory=dict)
 
     @property
-    def num_slots(self) -> int:
-        return self.groups * self.envs_per_group
+    def place(self) -> slice:
+        return slice(self.start, self.start + self.groups * self.envs_per_group)
 
 
 class Streams:
@@ -89,17 +85,21 @@ class Streams:
     Args:
         num_slots: Environments that fit into the server's tables.
         max_streams: Streams that are accepted.
-        unroll_length: T of the unrolls.
+
+    Attributes:
+        num_streams: Attached streams.
     """
 
     UNUSED_AFTER_S = 30.0  # an actor that said hello but opened no stream gives its slots back
 
-    def __init__(self, num_slots: int, max_streams: int, unroll_length: int) -> None:
-        self._num_slots = num_slots
+    def __init__(self, num_slots: int, max_streams: int) -> None:
         self._max_streams = max_streams
-        self._unroll_length = unroll_length
         self._actors: dict[int, _Actor] = {}
         self._sessions: dict[int, int] = {}
+        self._unused: dict[int, float] = {}  # actors without a stream, oldest first: when they said hello
+        self._free = np.ones(num_slots, bool)
+        self._codecs: dict[int, tuple[TimestepCodec, ActionCodec]] = {}  # by environments of a group
+        self.num_streams = 0
 
     def hello(
         self, actor_id: int, run_id: tuple[int, int], groups: int, envs_per_group: int, evaluation: bool
@@ -120,8 +120,13 @@ class Streams:
         start = self._find_slots(actor_id, groups * envs_per_group)
         session = self._sessions.get(actor_id, 0)
         self._sessions[actor_id] = session + 1
-        self._actors[actor_id] = _Actor(run_id, start, groups, envs_per_group, evaluation, session, time.monotonic())
-        return [] if old is None else list(old.streams.values())
+        replaced = [] if old is None else list(old.streams.values())
+        self._remove(actor_id)
+        actor = _Actor(run_id, start, groups, envs_per_group, evaluation, session)
+        self._actors[actor_id] = actor
+        self._unused[actor_id] = time.monotonic()
+        self._free[actor.place] = False
+        return replaced
 
     def attach(self, actor_id: int, run_id: tuple[int, int], group: int, spec: EnvSpec) -> Stream:
         """Opens the stream of one group of an admitted actor.
@@ -145,6 +150,9 @@ class Streams:
                 f"the server accepts {self._max_streams} streams; raise --inference.max-streams.",
             )
         count = actor.envs_per_group
+        if count not in self._codecs:
+            self._codecs[count] = TimestepCodec(spec, count), ActionCodec(spec, count)
+        timesteps, actions = self._codecs[count]
         first = group * count
         stream = Stream(
             actor_id=actor_id,
@@ -153,11 +161,12 @@ class Streams:
             slots=np.arange(actor.start + first, actor.start + first + count, dtype=np.int32),
             first_env=first,
             evaluation=actor.evaluation,
-            timesteps=TimestepCodec(spec, count),
-            actions=ActionCodec(spec, count),
-            builder=None if actor.evaluation else UnrollBuilder(count, self._unroll_length),
+            timesteps=timesteps,
+            actions=actions,
         )
         actor.streams[group] = stream
+        self._unused.pop(actor_id, None)
+        self.num_streams += 1
         return stream
 
     def detach(self, stream: Stream) -> None:
@@ -166,17 +175,13 @@ class Streams:
         if actor is None or actor.streams.get(stream.group) is not stream:
             return  # it was replaced
         del actor.streams[stream.group]
+        self.num_streams -= 1
         if not actor.streams:
-            del self._actors[stream.actor_id]
+            self._remove(stream.actor_id)
 
     def all(self) -> list[Stream]:
         """Every attached stream."""
         return [stream for actor in self._actors.values() for stream in actor.streams.values()]
-
-    @property
-    def num_streams(self) -> int:
-        """Attached streams."""
-        return sum(len(actor.streams) for actor in self._actors.values())
 
     def live_rows(self, now: float, silent_after_s: float, withheld: set[Stream]) -> int:
         """Rows that can be expected to ask: neither silent for so long nor waiting for a withheld reply."""
@@ -188,19 +193,27 @@ class Streams:
 
     def _drop_unused(self) -> None:
         now = time.monotonic()
-        for actor_id, actor in list(self._actors.items()):
-            if not actor.streams and now - actor.since > self.UNUSED_AFTER_S:
-                del self._actors[actor_id]
+        while self._unused:
+            actor_id, since = next(iter(self._unused.items()))
+            if now - since <= self.UNUSED_AFTER_S:
+                return
+            self._remove(actor_id)
+
+    def _remove(self, actor_id: int) -> None:
+        """Forgets an actor, if it is there."""
+        actor = self._actors.pop(actor_id, None)
+        if actor is not None:
+            self._unused.pop(actor_id, None)
+            self._free[actor.place] = True
+            self.num_streams -= len(actor.streams)
 
     def _find_slots(self, actor_id: int, count: int) -> int:
         """The actor's own place (actor_id * count), so that runs repeat; the first free one if it is taken."""
-        free = np.ones(self._num_slots, bool)
-        for other, actor in self._actors.items():
-            if other == actor_id:
-                continue  # it is about to be replaced
-            free[actor.start : actor.start + actor.num_slots] = False
+        free = self._free.copy()
+        if actor_id in self._actors:
+            free[self._actors[actor_id].place] = True  # it is about to be replaced
         own = actor_id * count
-        if own + count <= self._num_slots and free[own : own + count].all():
+        if own + count <= len(free) and free[own : own + count].all():
             return own
         run = 0
         for slot, is_free in enumerate(free):
@@ -209,6 +222,6 @@ class Streams:
                 return slot - count + 1
         raise Refused(
             Status.RESOURCE_EXHAUSTED,
-            f"actor {actor_id} asks for {count} slots; {int(free.sum())} of {self._num_slots} are free, not enough in "
+            f"actor {actor_id} asks for {count} slots; {int(free.sum())} of {len(free)} are free, not enough in "
             "one piece. Start fewer actors, or the server with a larger --num-actors or --envs-per-actor.",
         )

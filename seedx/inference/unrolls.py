@@ -1,4 +1,4 @@
-"""Assembles the rows of one environment group into unrolls of T+1 rows that overlap by one."""
+"""Assembles rows into unrolls of T+1 rows that overlap by one, for all slots at once."""
 
 from __future__ import annotations
 
@@ -8,66 +8,95 @@ from typing import NamedTuple
 import numpy as np
 
 
-class FinishedUnroll(NamedTuple):
-    """Leaves of a finished unroll; nobody else holds its memory."""
+class FinishedUnrolls(NamedTuple):
+    """The unrolls that one batch of rows finished; nobody else holds their memory."""
 
-    rows: list[np.ndarray]  # each [T+1, N, ...]
-    version: np.ndarray  # int32 [T+1, N]
-    state: list[np.ndarray]  # each [N, ...]; agent state before row 0
+    groups: np.ndarray  # int; which groups of the batch finished theirs, ascending
+    rows: list[np.ndarray]  # each [T+1, K, ...], K slots of these groups
+    state: list[np.ndarray]  # each [K, ...]; agent state before row 0
 
 
-class UnrollBuilder:
-    """Collects the rows of one group; the environments of a group step together, so they share a row index.
+class UnrollStore:
+    """The half-built unroll of every slot.
 
-    A builder lives as long as its stream: when an actor is lost, the half-built unroll goes with the builder.
+    A batch holds rows of some groups, of one large one or of thousands of small ones; either way a leaf is written in
+    one go. The environments of a group step together, so they share a row index, which lies at their first slot.
+
+    Args:
+        num_slots: S; slots are 0 .. S-1.
+        unroll_length: T.
     """
 
-    def __init__(self, num_envs: int, unroll_length: int) -> None:
-        self._num_envs = num_envs
+    def __init__(self, num_slots: int, unroll_length: int) -> None:
+        self._num_slots = num_slots
         self._length = unroll_length
-        self._rows: list[np.ndarray] = []
-        self._version = np.empty((unroll_length + 1, num_envs), np.int32)
-        self._state: list[np.ndarray] = []
-        self._t = 0
+        self._t = np.zeros(num_slots, np.int64)  # where a group's next row goes
+        # Row t of slot s lies at t * S + s: one index is several times as fast as a pair.
+        self._rows: list[np.ndarray] = []  # each [(T+1) * S, ...]
+        self._state: list[np.ndarray] = []  # each [S, ...]
 
-    @property
-    def wants_state(self) -> bool:
-        """Whether the next row will be row 0 of an unroll, so that the state before it must be kept."""
-        return self._t in (0, self._length)
+    def reset(self, slots: np.ndarray) -> None:
+        """Drops the half-built unroll of a group, whose actor is new."""
+        self._t[slots] = 0
 
-    def add(self, row: Sequence[np.ndarray], version: int, state: Sequence[np.ndarray]) -> FinishedUnroll | None:
-        """Adds a row; the unroll that it finishes, or None.
+    def wants_state(self, firsts: np.ndarray) -> bool:
+        """Whether any group, named by its first slot, comes to row 0 of an unroll: the state before it must be kept."""
+        t = self._t[firsts]
+        return bool(((t == 0) | (t == self._length)).any())
+
+    def add(
+        self, slots: np.ndarray, bounds: np.ndarray, rows: Sequence[np.ndarray], state: Sequence[np.ndarray]
+    ) -> FinishedUnrolls | None:
+        """Adds a row to every slot of G groups; the unrolls that this finishes, or None.
 
         Args:
-            row: Leaves `[N, ...]` of timestep, action and extras; copied.
-            version: Of the weights that chose the action.
-            state: Leaves `[N, ...]` of the agent state before the row; read only where `wants_state`; copied.
+            slots: int `[N]`, group after group; those of a group are consecutive.
+            bounds: int `[G+1]`; group g is rows `bounds[g]` to `bounds[g+1]`.
+            rows: Leaves `[N, ...]`; copied.
+            state: Leaves `[N, ...]` of the agent state before the rows; read only where `wants_state`; copied.
         """
         if not self._rows:
-            self._rows = [_like(leaf, self._length + 1) for leaf in row]
-        kept_state = [np.array(leaf) for leaf in state] if self.wants_state else []
-        for buffer, leaf in zip(self._rows, row, strict=True):
-            buffer[self._t] = leaf
-        self._version[self._t] = version
-        if self._t < self._length:
-            if self._t == 0:
-                self._state = kept_state
-            self._t += 1
-            return None
-        finished = FinishedUnroll(self._rows, self._version, self._state)
-        self._start_over(finished, kept_state)
+            self._rows = [_table((self._length + 1) * self._num_slots, leaf) for leaf in rows]
+        if not self._state:
+            self._state = [_table(self._num_slots, leaf) for leaf in state]
+        firsts = slots[bounds[:-1]]
+        t = self._t[firsts]
+        self._write(t, slots, bounds, rows)
+        self._t[firsts] = t + 1
+        ends = t == self._length
+        finished = self._finish(ends, slots, bounds) if ends.any() else None
+        starts = ends | (t == 0)
+        if self._state and starts.any():
+            members = _members(starts, bounds)
+            for table, leaf in zip(self._state, state, strict=True):
+                table[slots[members]] = leaf[members]
         return finished
 
-    def _start_over(self, finished: FinishedUnroll, state: list[np.ndarray]) -> None:
-        """Makes the last row of a finished unroll the first one of the next."""
-        self._rows = [np.empty_like(buffer) for buffer in finished.rows]
-        for buffer, old in zip(self._rows, finished.rows, strict=True):
-            buffer[0] = old[-1]
-        self._version = np.empty_like(finished.version)
-        self._version[0] = finished.version[-1]
-        self._state = state
-        self._t = 1
+    def _finish(self, ends: np.ndarray, slots: np.ndarray, bounds: np.ndarray) -> FinishedUnrolls:
+        """Takes finished unrolls out; their last row becomes the first one of the next."""
+        firsts, slots = slots[bounds[:-1]][ends], slots[_members(ends, bounds)]
+        where = np.arange(self._length + 1)[:, None] * self._num_slots + slots
+        rows = [table.take(where, axis=0) for table in self._rows]
+        state = [table.take(slots, axis=0) for table in self._state]
+        for table, leaf in zip(self._rows, rows, strict=True):
+            table[slots] = leaf[-1]
+        self._t[firsts] = 1
+        return FinishedUnrolls(np.flatnonzero(ends), rows, state)
+
+    def _write(self, t: np.ndarray, slots: np.ndarray, bounds: np.ndarray, rows: Sequence[np.ndarray]) -> None:
+        if len(t) == 1:  # a copy of one piece
+            first = int(t[0] * self._num_slots + slots[0])
+            where: slice | np.ndarray = slice(first, first + len(slots))
+        else:
+            where = np.repeat(t * self._num_slots, np.diff(bounds)) + slots
+        for table, leaf in zip(self._rows, rows, strict=True):
+            table[where] = leaf
 
 
-def _like(row: np.ndarray, length: int) -> np.ndarray:
-    return np.empty((length, *row.shape), row.dtype)
+def _members(groups: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """The rows of some groups, from a bool for each."""
+    return np.flatnonzero(np.repeat(groups, np.diff(bounds)))
+
+
+def _table(length: int, leaf: np.ndarray) -> np.ndarray:
+    return np.empty((length, *leaf.shape[1:]), leaf.dtype)

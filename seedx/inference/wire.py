@@ -7,6 +7,7 @@ protobuf's own parser and is judged there. NumPy only: actors import this.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -79,6 +80,15 @@ class Layout:
             parts.append(np.ascontiguousarray(leaf).data if leaf.size else b"")
         return b"".join(parts)
 
+    def decode_into(self, rows: Sequence[np.ndarray], payloads: Sequence[memoryview]) -> None:
+        """Copies the leaves of M payloads, one payload after another, into contiguous leaves `[M * N, ...]`."""
+        start = 0
+        for leaf, size in zip(rows, self.sizes, strict=True):
+            stop, target = start + size, memoryview(leaf.reshape(-1).view(np.uint8))
+            for i, payload in enumerate(payloads):
+                target[i * size : (i + 1) * size] = payload[start:stop]
+            start = stop
+
     def decode(self, payload: memoryview) -> list[np.ndarray]:
         """Read-only views `[N, ...]` of the leaves in a payload of `num_bytes`."""
         views, offset = [], 0
@@ -127,9 +137,16 @@ class ActionCodec:
         self.layout = Layout(action_columns(spec), num_envs)
         self._prefix = _length_prefix(1, self.layout.num_bytes)
 
-    def encode(self, leaves: Sequence[np.ndarray], version: int) -> bytes:
-        """The reply with the actions' leaves `[N, ...]` and the version of the weights that chose them."""
-        return self.layout.encode(1, leaves) + b"\x10" + _varint(version)
+    def encode(self, leaves: Sequence[np.ndarray], version: int, first: int = 0) -> bytes:
+        """The reply to a group.
+
+        Args:
+            leaves: Of the actions of a batch, `[B, ...]`, with the spec's dtypes.
+            version: Of the weights that chose them.
+            first: The row of the batch where the group's begin.
+        """
+        last = first + self.layout.num_envs
+        return b"".join([self._prefix, *(leaf[first:last].tobytes() for leaf in leaves), _version_field(version)])
 
     def decode(self, message: bytes) -> tuple[list[np.ndarray], int]:
         """The actions' leaves and the weights version.
@@ -193,6 +210,11 @@ def _column(name: str, spec: ArraySpec) -> Column:
 
 def _length_prefix(field: int, num_bytes: int) -> bytes:
     return bytes([field << 3 | 2]) + _varint(num_bytes)
+
+
+@functools.lru_cache(maxsize=8)
+def _version_field(version: int) -> bytes:
+    return b"\x10" + _varint(version)
 
 
 def _varint(value: int) -> bytes:
