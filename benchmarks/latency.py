@@ -77,13 +77,13 @@ def serve_policy(pipe: Connection, plan: Plan) -> None:
     from seedx import sharding
     from seedx.agents.build import build_agent
     from seedx.inference.frontend import FrontEnd
-    from seedx.inference.policy import PolicyServer, spare_the_collector
+    from seedx.inference.policy import PolicyServer
     from seedx.inference.streams import Streams
     from seedx.learner.learner import initial_state
     from seedx.metrics import Metrics
     from seedx.replay.fifo import Fifo
     from seedx.replay.replay import ReplayTimeoutError
-    from seedx.threads import Crew
+    from seedx.threads import Crew, spare_the_collector
     from seedx.weights import WeightStore
 
     actor = ActorConfig(groups=plan.streams)

@@ -21,7 +21,7 @@ from seedx import specs
 from seedx.config import Config, ConfigError
 from seedx.inference.frontend import FrontEnd
 from seedx.inference.streams import Streams
-from seedx.threads import Crew
+from seedx.threads import Crew, spare_the_collector
 from seedx.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -218,8 +218,6 @@ class Session:
             raise SystemExit(1)
 
     def _start(self) -> None:
-        from seedx.inference.policy import spare_the_collector
-
         spare_the_collector()
         self.policy.start(self.front_end.deliver)
         self.batches.start()
@@ -238,6 +236,8 @@ class Session:
                 batch = self.batches.next(_POLL_S)
                 if batch is None:
                     continue
+                # Judged before the update is published: in lock-step, nobody acts until then, and runs repeat.
+                solved = self._is_solved()
                 self.learner.step(batch)
                 self.learning = True
                 profile.tick()
@@ -245,6 +245,8 @@ class Session:
                 if interval_s and time.monotonic() - last_checkpoint > interval_s:
                     self._save()
                     last_checkpoint = time.monotonic()
+                if solved:
+                    return "solved"
             return reason
         except Exception as error:
             self._crew.fail(error)
@@ -262,15 +264,18 @@ class Session:
             return "steps"
         if config.seconds is not None and time.monotonic() - self._started >= config.seconds:
             return "seconds"
-        mean, episodes = self.policy.episodes.mean_return()
-        if (
-            config.stop_at_return is not None
-            and episodes >= config.metrics.return_window
-            and mean >= config.stop_at_return
-        ):
-            self._solved = {"return_mean": mean, "return_episodes": episodes}
-            return "solved"
         return None
+
+    def _is_solved(self) -> bool:
+        """Whether the mean return has reached the goal; keeps the figures that it was reached with."""
+        goal = self._config.stop_at_return
+        if goal is None:
+            return False
+        mean, episodes = self.policy.episodes.mean_return()
+        solved = episodes >= self._config.metrics.return_window and mean >= goal
+        if solved:
+            self._solved = {"return_mean": mean, "return_episodes": episodes}
+        return solved
 
     def _opening(self) -> str:
         from seedx.console import opening_line

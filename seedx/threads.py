@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import traceback
 from collections.abc import Callable
@@ -52,3 +53,13 @@ class Crew:
     def describe_failure(self) -> str:
         """The traceback of the first failure."""
         return "" if self.failure is None else "".join(traceback.format_exception(self.failure))
+
+
+def spare_the_collector() -> None:
+    """Has the garbage collector pass over what lives now, and run less often; called once all is loaded.
+
+    Thousands of requests in flight are so many objects that it would run all the time, over all of JAX's modules too.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000)

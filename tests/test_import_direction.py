@@ -16,7 +16,7 @@ LAYERS = [
     {"agents", "evaluate", "report", "program"},
     {"learner", "inference", "envs", "replay", "cli", "console", "curve"},
     {"networks", "weights", "checkpoint", "metrics", "runlog", "profiling"},
-    {"sharding", "specs", "threads"},
+    {"seeds", "sharding", "specs", "threads"},
     {"config", "types"},
 ]
 ACROSS = {

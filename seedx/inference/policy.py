@@ -10,7 +10,6 @@ while other streams, batching and gRPC go on.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import queue
 import threading
@@ -33,11 +32,11 @@ from seedx.metrics import EpisodeStats, Metrics
 from seedx.replay.replay import Replay, ReplayTimeoutError
 from seedx.threads import Crew
 from seedx.types import Agent, EnvSpec, StepType, TimeStep, Tree, Unroll
+from seedx.seeds import Purpose, run_key
 from seedx.weights import Weights, WeightStore
 
 _POLL_S = 0.1
 _INSERT_TIMEOUT_S = 1.0
-_YOUNG_OBJECTS = 20_000
 Deliver = Callable[[Sequence[tuple[Request, bytes | Refused]]], None]
 
 
@@ -96,7 +95,7 @@ class PolicyServer:
         max_rows = config.inference.max_batch_size or num_slots
         self.sizes = step.bucket_sizes(max_rows, min(config.envs_per_group, max_rows), mesh.size)
         # The version goes into the key: after a resume, no episode is played again.
-        key = jax.random.fold_in(jax.random.key(config.seed), weights.latest().version)
+        key = jax.random.fold_in(run_key(config.seed, Purpose.ACT), weights.latest().version)
         self._step = step.make_policy_step(agent, num_slots, key, mesh)
         self._tables = self._step.tables
         self._batcher: Batcher[Request] = Batcher(
@@ -318,18 +317,19 @@ class PolicyServer:
         actions = [np.asarray(leaf) for leaf in jax.tree.leaves(flight.output.action)]
         self._batcher.release()
         wire_actions = [leaf.astype(d, copy=False) for leaf, d in zip(actions, self._action_dtypes, strict=True)]
-        finished = self._add_rows(flight, actions)
         replies = [
             (request, request.stream.actions.encode(wire_actions, flight.version, first))
             for request, first in zip(flight.batch.requests, flight.bounds[:-1].tolist(), strict=True)
         ]
-        if finished is None:
-            self._deliver(replies)
-        else:
-            ends = set(finished.groups.tolist())
-            self._insert(finished, flight.output, [reply for i, reply in enumerate(replies) if i in ends])
-            self._deliver([reply for i, reply in enumerate(replies) if i not in ends])
+        ends = self._unrolls.finishing(flight.slots[flight.bounds[: flight.training]]).tolist()
+        ends += [False] * (len(replies) - flight.training)
+        withheld = [reply for reply, end in zip(replies, ends, strict=True) if end]
+        # Who need not wait for room is answered first: storing rows takes a while.
+        self._deliver([reply for reply, end in zip(replies, ends, strict=True) if not end])
+        finished = self._add_rows(flight, actions)
         self._record_episodes(flight)
+        if finished is not None:
+            self._insert(self._as_items(finished, flight.output), withheld)
 
     def _begin(self, stream: Stream) -> None:
         """Forgets what was before on the slots of a stream; here, after all rows of the stream before."""
@@ -351,11 +351,23 @@ class PolicyServer:
         """Agent state before the batch; none where no unroll starts, which spares the copy from the device."""
         return jax.tree.leaves(flight.output.state) if self._unrolls.wants_state(firsts) else []
 
-    def _insert(self, finished: FinishedUnrolls, output: step.StepOutput, replies: list[tuple[Request, bytes]]) -> None:
-        self._finished_items += finished.rows[0].shape[1]
+    def _insert(self, items: Unroll, replies: list[tuple[Request, bytes]]) -> None:
+        """Hands over unrolls `[K, T+1, ...]` in pieces of at most a batch or one group.
+
+        So the replay's bound holds, and those that find room need not wait for the others.
+        """
+        self._finished_items += sum(request.rows for request, _ in replies)
         with self._lock:
             self._withheld.update(request.stream for request, _ in replies)
-        self._inserting.put((self._as_items(finished, output), replies))
+        start = stop = 0
+        piece: list[tuple[Request, bytes]] = []
+        for reply in replies:
+            if piece and stop - start + reply[0].rows > self._config.learner.batch_size:
+                self._inserting.put((_slice(items, start, stop), piece))
+                start, piece = stop, []
+            piece.append(reply)
+            stop += reply[0].rows
+        self._inserting.put((_slice(items, start, stop), piece))
 
     def _as_items(self, finished: FinishedUnrolls, output: step.StepOutput) -> Unroll:
         """The unrolls with a leading item axis; a view that stays time-major in memory."""
@@ -406,16 +418,10 @@ class PolicyServer:
         return False
 
 
-def spare_the_collector() -> None:
-    """Has this process's garbage collector pass over what lives now, and run less often; called once all is loaded.
-
-    Thousands of requests in flight are so many objects that it would run all the time, over all of JAX's modules too.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS)
-
-
 def _keep(batch: Batch[Request], wanted: Callable[[Request], bool]) -> Batch[Request]:
     requests = [request for request in batch.requests if wanted(request)]
     return Batch(requests, sum(request.rows for request in requests), batch.reason, batch.waited_s)
+
+
+def _slice(items: Unroll, start: int, stop: int) -> Unroll:
+    return jax.tree.map(lambda leaf: leaf[start:stop], items)

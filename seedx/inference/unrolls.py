@@ -39,6 +39,10 @@ class UnrollStore:
         """Drops the half-built unroll of a group, whose actor is new."""
         self._t[slots] = 0
 
+    def finishing(self, firsts: np.ndarray) -> np.ndarray:
+        """Which groups, named by their first slots, finish an unroll with their next row; bool `[G]`."""
+        return self._t[firsts] == self._length
+
     def wants_state(self, firsts: np.ndarray) -> bool:
         """Whether any group, named by its first slot, comes to row 0 of an unroll: the state before it must be kept."""
         t = self._t[firsts]

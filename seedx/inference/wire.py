@@ -84,7 +84,7 @@ class Layout:
         """Copies the leaves of M payloads, one payload after another, into contiguous leaves `[M * N, ...]`."""
         start = 0
         for leaf, size in zip(rows, self.sizes, strict=True):
-            stop, target = start + size, memoryview(leaf.reshape(-1).view(np.uint8))
+            stop, target = start + size, leaf.reshape(-1).view(np.uint8).data
             for i, payload in enumerate(payloads):
                 target[i * size : (i + 1) * size] = payload[start:stop]
             start = stop

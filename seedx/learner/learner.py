@@ -19,6 +19,7 @@ from seedx.config import LearnerConfig
 from seedx.learner.batches import LearnerBatch
 from seedx.learner.update import make_optimizer, make_update
 from seedx.metrics import Metrics
+from seedx.seeds import Purpose, run_key
 from seedx.types import Agent, Tree, Unroll
 from seedx.weights import WeightStore
 
@@ -44,7 +45,7 @@ def initial_state(agent: Agent, config: LearnerConfig, mesh: Mesh, seed: int) ->
         return params, make_optimizer(config).init(params)
 
     whole = sharding.replicated(mesh)
-    params, opt_state = jax.jit(init, out_shardings=whole)(jax.random.key(seed))
+    params, opt_state = jax.jit(init, out_shardings=whole)(run_key(seed, Purpose.INIT))
     return LearnerState(params, opt_state, updates=0, env_steps=0)
 
 
@@ -100,12 +101,12 @@ class Learner:
         )
         # Publishing before the params exist would make acting wait for this update.
         jax.block_until_ready(updated.params)
+        if not bool(updated.finite):
+            self.state = state._replace(params=updated.params, opt_state=updated.opt_state)  # the same values
+            raise self._non_finite(batch, updated.metrics)
         self.state = LearnerState(
             updated.params, updated.opt_state, state.updates + 1, state.env_steps + batch.env_steps
         )
-        if not bool(updated.finite):
-            self.state = self.state._replace(updates=state.updates, env_steps=state.env_steps)
-            raise self._non_finite(batch, updated.metrics)
         self._weights.publish(self.state.updates, self.state.params)
         self._record(batch, updated.metrics, state.updates, time.monotonic() - started)
 

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from seedx import sharding
 from seedx.config import LearnerConfig
+from seedx.seeds import Purpose, run_key
 from seedx.types import Agent, Tree, Unroll, transition_mask
 
 
@@ -64,7 +65,7 @@ def make_update(
     def update(
         params: Tree, opt_state: Tree, batch: Unroll, env_steps: Float[Array, ""], updates: Int[Array, ""]
     ) -> Updated:
-        key = jax.random.fold_in(jax.random.key(seed), updates)
+        key = jax.random.fold_in(run_key(seed, Purpose.LOSS), updates)
         (loss, metrics), gradient = _summed(agent, params, batch, key, config.microbatches)
         count = jnp.maximum(transition_mask(batch.timestep.step_type).sum().astype(jnp.float32), 1.0)
         gradient = jax.tree.map(lambda g: g / count.astype(g.dtype), gradient)
