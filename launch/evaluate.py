@@ -46,14 +46,14 @@ def _evaluate(arguments: argparse.Namespace) -> dict:
     from seedx import specs
     from seedx.agents.build import build_agent
     from seedx.checkpoint import load_params
-    from seedx.config import ConfigError, read_config
+    from seedx.config import ConfigError, from_json
     from seedx.envs.make import make_env
     from seedx.evaluate import evaluate
 
-    config = read_config(arguments.run_dir)
+    checkpoint = load_params(arguments.run_dir)
+    config = from_json(json.dumps(checkpoint.metadata["config"]))  # what the parameters were trained with
     if arguments.env is not None:
         config = dataclasses.replace(config, env=arguments.env)
-    checkpoint = load_params(arguments.run_dir)
     spec = specs.from_json(checkpoint.metadata["spec"])
 
     def make_envs(seeds: np.ndarray):

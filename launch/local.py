@@ -5,15 +5,15 @@
     python launch/local.py --resume --run-dir RUN_DIR
 
 The run directory gets config.json, metrics.jsonl, summary.json, checkpoints/, curve.png and logs/<role>.log. Exit
-codes: 0 done, 2 wrong flags, 130 after Ctrl-C and 143 after SIGTERM (both with a checkpoint), else failure.
+codes: 0 done, 2 wrong flags, 130 after Ctrl-C and 143 after SIGTERM or SIGHUP (with a checkpoint), else failure.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import tempfile
+from pathlib import Path
 
 # As `python -m` does, so that `--env my_env:make` finds the user's module; the roles are run with -m in this directory.
 sys.path.insert(0, os.getcwd())
@@ -23,19 +23,26 @@ _MAX_SOCKET_PATH = 100  # The kernel allows 107 bytes.
 
 def main(argv: list[str]) -> int:
     """Parses the flags, runs the program, and returns the exit code."""
-    from seedx import cli
+    from seedx import cli, rundir
     from seedx.config import ConfigError
     from seedx.program import make_program
-    from seedx.supervisor import supervise
+    from seedx.supervisor import USER_ERROR, supervise
 
     try:
-        config = cli.prepare_run_dir(cli.parse(argv, description=__doc__ or ""))
+        config = cli.parse(argv, description=__doc__ or "")
+        config_file = Path(config.run_dir or "") / "config.json"
+        former = config_file.read_text() if config.resume and config_file.is_file() else None
+        config = cli.prepare_run_dir(config)
     except ConfigError as error:
         print(f"local.py: {error}", file=sys.stderr)
-        return 2
+        return USER_ERROR
     assert config.run_dir is not None
+    before = rundir.newest_update(config.run_dir)
     with _socket_directory() as directory:
-        return supervise(make_program(config, config.run_dir, f"unix:{directory}/learner.sock"))
+        code = supervise(make_program(config, config.run_dir, f"unix:{directory}/learner.sock"))
+    if code == USER_ERROR and former is not None and rundir.newest_update(config.run_dir) == before:
+        rundir.write_config(config.run_dir, former)  # The new one was refused; the run can still be resumed.
+    return code
 
 
 def _socket_directory() -> tempfile.TemporaryDirectory:
@@ -45,8 +52,7 @@ def _socket_directory() -> tempfile.TemporaryDirectory:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+    from seedx.signals import on_stop
+
+    on_stop(lambda number: sys.exit(128 + number))
+    sys.exit(main(sys.argv[1:]))

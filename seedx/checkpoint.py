@@ -31,6 +31,7 @@ import jax
 import numpy as np
 
 from seedx.config import ConfigError
+from seedx.rundir import finished_checkpoints
 from seedx.types import Tree
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class Checkpointer:
 
     def any(self) -> bool:
         """Whether there is a finished checkpoint, good or not."""
-        return bool(_finished(self.directory))
+        return bool(finished_checkpoints(self.directory))
 
     def restore(self, params: Tree, state: Tree) -> Checkpoint:
         """Restores the newest good checkpoint into the shapes, dtypes and shardings of `params` and `state`.
@@ -227,7 +228,7 @@ def _newest_good(directory: Path, templates: dict[str, Tree]) -> tuple[Checkpoin
     """The newest checkpoint that is whole, and the paths of newer ones that are damaged."""
     damaged: dict[Path, str] = {}
     # Listed anew each time: a learner may meanwhile have finished one, or dropped the one just tried.
-    while left := [path for path in _finished(directory) if path not in damaged]:
+    while left := [path for path in finished_checkpoints(directory) if path not in damaged]:
         path = left[-1]
         if why := _damage(path):
             damaged[path] = why
@@ -246,12 +247,6 @@ def _newest_good(directory: Path, templates: dict[str, Tree]) -> tuple[Checkpoin
         reasons = "".join(f"\n  {path.name}: {why}" for path, why in damaged.items())
         raise CheckpointError(f"every checkpoint in {directory} is damaged:{reasons}\nStart in another --run-dir.")
     raise CheckpointError(f"there is no checkpoint in {directory}. Was the run stopped before its first save?")
-
-
-def _finished(directory: Path) -> list[Path]:
-    """Finished checkpoints, oldest first. Orbax writes under another name and renames at the end."""
-    paths = [path for path in directory.iterdir() if path.name.isdigit()] if directory.is_dir() else []
-    return sorted(paths, key=lambda path: int(path.name))
 
 
 def _read(path: Path, templates: dict[str, Tree]) -> Checkpoint:

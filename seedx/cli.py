@@ -15,6 +15,7 @@ from typing import Annotated
 
 import tyro
 
+from seedx import rundir
 from seedx.config import Config, ConfigError, from_json, load_recipe, to_json
 
 # The checkout's recipes; an installed wheel has none.
@@ -129,8 +130,8 @@ def prepare_run_dir(config: Config) -> Config:
     """Makes the run directory, writes its config.json, and returns the config with `run_dir` filled in.
 
     Raises:
-        ConfigError: the directory holds checkpoints and `resume` is not set, or holds no run and it is, or cannot be
-            written.
+        ConfigError: the directory holds checkpoints and `resume` is not set, or holds no run and it is, or a learner
+            is at work there, or it cannot be written.
     """
     if config.resume and config.run_dir is None:
         raise ConfigError("--resume needs the directory of the run to continue; name it with --run-dir.")
@@ -146,7 +147,8 @@ def prepare_run_dir(config: Config) -> Config:
         run_dir = wanted if config.run_dir else _make_new(wanted)
         config = dataclasses.replace(config, run_dir=run_dir)
         (Path(run_dir) / "logs").mkdir(parents=True, exist_ok=True)
-        (Path(run_dir) / "config.json").write_text(to_json(config))
+        os.close(rundir.claim(run_dir))  # A learner that is at work goes by the config.json that is there.
+        rundir.write_config(run_dir, to_json(config))
     except OSError as error:
         raise ConfigError(f"run directory {wanted!r} cannot be used ({error}); name another --run-dir.") from error
     return config

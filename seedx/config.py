@@ -77,6 +77,10 @@ class ActorConfig:
 
     def __post_init__(self) -> None:
         _positive(self, "groups", "env_threads", "give_up_s")
+        _require(
+            self.max_episode_steps is None or self.max_episode_steps > 0,
+            f"actor.max_episode_steps ({self.max_episode_steps}) must be positive, or None: no limit of ours.",
+        )
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ class ImpalaConfig:
     Attributes:
         discount: gamma.
         lambda_: lambda of the trace.
-        clip_rho: rho-bar of the value target.
+        clip_rho: rho-bar of the value target, at least 1: c-bar is fixed at 1, and rho-bar >= c-bar.
         clip_pg_rho: rho-bar of the policy gradient.
         entropy_cost: Weight of the entropy bonus.
         value_cost: Weight of the value loss (half squared error).
@@ -171,7 +175,11 @@ class ImpalaConfig:
     def __post_init__(self) -> None:
         _require(0 <= self.discount <= 1, f"impala.discount ({self.discount}) must lie in [0, 1].")
         _require(0 <= self.lambda_ <= 1, f"impala.lambda_ ({self.lambda_}) must lie in [0, 1].")
-        _positive(self, "clip_rho", "clip_pg_rho")
+        _require(
+            self.clip_rho >= 1,
+            f"impala.clip_rho ({self.clip_rho}) must be >= 1: V-trace needs rho-bar >= c-bar, and c-bar is 1.",
+        )
+        _positive(self, "clip_pg_rho")
         _not_negative(self, "max_abs_reward")
 
 

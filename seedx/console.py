@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from seedx.runlog import History
+
 Figures = Mapping[str, Any]
 Cells = Sequence[tuple[str, str]]  # (label, template over figure names); a cell is left out if a figure is missing
 
@@ -89,7 +91,7 @@ class Console:
         self._clock = clock
         self._started = self._next_line = clock()
         self._progressed: tuple[float, Figures] = (self._started, {})
-        self._history: list[float] = []
+        self._history: History[float] = History()
         self._live: Any = None  # rich.live.Live
         self._title = ""
 
@@ -106,10 +108,10 @@ class Console:
         elapsed = float(figures.get("seconds", now - self._started))  # the run's own clock started earlier
         value = figures.get(self._curve)
         if isinstance(value, int | float) and math.isfinite(value):
-            self._history.append(float(value))
+            self._history.add(float(value))
         stall = self._stall(figures, now)
         if self._live is not None:
-            self._live.update(_panel(self._cells(figures), self._history, stall, elapsed))
+            self._live.update(_panel(self._cells(figures), self._history.items, stall, elapsed))
             self._live.refresh()
         elif now >= self._next_line:
             self._next_line = now + min(max(1.0, (now - self._started) / 10), 30.0)
@@ -188,6 +190,9 @@ def closing_line(summary: Figures, run_dir: str, stop_at: float | None = None) -
         "SIGTERM": ("terminated", resume),
         "failed": (f"failed, see {where}/logs", resume),
     }.get(why, (why, evaluate))
+    if follow == evaluate and summary.get("updates") == 0:  # nothing was learned, so nothing was saved
+        happened += " before the first update"
+        follow = f"give it longer, {resume} --seconds {10 * math.ceil(summary['seconds'])}"
     result = f"no finished {'episode' if score == 'return' else 'completion'}"
     if mean is not None and math.isfinite(mean):
         goal = f" {'>=' if mean >= stop_at else '<'} {stop_at:g}" if stop_at is not None else ""

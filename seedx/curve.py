@@ -1,4 +1,4 @@
-"""curve.png: the learning curve of a run, drawn from its metrics.jsonl with Matplotlib."""
+"""curve.png: the learning curve of a run, drawn from rows of its metrics.jsonl with Matplotlib."""
 
 from __future__ import annotations
 
@@ -8,32 +8,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seedx.runlog import read_rows
-
 Rows = Sequence[Mapping[str, Any]]
 
 
-def draw_curve(run_dir: str | Path, *, title: str, score: str = "return", goal: float | None = None) -> Path:
-    """Draws RUN_DIR/curve.png from RUN_DIR/metrics.jsonl, whole or not at all, and returns its path.
+def drawn_figures(row: Mapping[str, Any], score: str = "return") -> dict[str, Any]:
+    """What the curve needs of a row."""
+    names = ("env_steps", f"{score}_mean", f"{score}_interval_mean", "env_steps_per_s", "learner/lag_updates_mean")
+    return {name: row[name] for name in names if name in row}
+
+
+def draw_curve(
+    run_dir: str | Path, rows: Rows, *, title: str, score: str = "return", goal: float | None = None
+) -> Path:
+    """Draws RUN_DIR/curve.png, whole or not at all, and returns its path.
 
     Above, `<score>_mean` and faintly each interval's own mean against environment steps; below, steps per second and
     the lag of the learner's data.
 
     Args:
         run_dir: The run directory.
+        rows: Of metrics.jsonl, or `drawn_figures` of them.
         title: For example "impala on CartPole-v1, seed 1".
         score: "return", or "reward" for LLM runs.
         goal: Drawn as a line: what `--stop-at-return` asked for.
-
-    Raises:
-        ValueError: metrics.jsonl is broken other than in its last line.
     """
     # The object interface without pyplot: importing pyplot takes another second and picks a window system.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     run_dir = Path(run_dir)
-    rows = _last_attempt(read_rows(run_dir / "metrics.jsonl"))
+    rows = _last_attempt(rows)
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     figure.suptitle(title, fontsize=13, fontweight="bold")

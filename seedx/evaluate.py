@@ -43,16 +43,17 @@ def _play(agent: Agent, params: Tree, env: Env, quota: np.ndarray, key: jax.Arra
     settings = Settings(env_id=np.arange(num_envs, dtype=np.int32), greedy=np.ones(num_envs, bool))
 
     @jax.jit
-    def act(state: Tree, timestep: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+    def act(params: Tree, state: Tree, timestep: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         keys = jax.random.split(jax.random.fold_in(key, step), num_envs)
         action, state, _ = agent.act(params, state, timestep, keys, settings)
         return action, state
 
+    params = jax.device_put(params)  # once, not at every step
     dtypes = jax.tree.map(lambda leaf: np.dtype(leaf.dtype), env.spec.action)
     state, timestep, step = agent.initial_state(num_envs), env.reset(), 0
     current, returns = np.zeros(num_envs), []
     while quota.any():
-        action, state = act(state, timestep, np.int32(step))
+        action, state = act(params, state, timestep, np.int32(step))
         timestep = env.step(jax.tree.map(lambda leaf, dtype: np.array(leaf, dtype), action, dtypes))
         current += np.where(timestep.step_type == StepType.FIRST, 0.0, timestep.reward)
         ended = timestep.step_type == StepType.LAST

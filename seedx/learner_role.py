@@ -7,7 +7,6 @@ the first update a signal ends the process at once; afterwards the learner finis
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import os
 import signal
 import sys
@@ -17,10 +16,11 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seedx import specs
+from seedx import rundir, specs
 from seedx.config import Config, ConfigError
 from seedx.inference.frontend import FrontEnd
 from seedx.inference.streams import Streams
+from seedx.signals import on_stop
 from seedx.threads import Crew, spare_the_collector
 from seedx.types import EnvSpec
 
@@ -33,11 +33,10 @@ _STOP_GRACE_S = 25.0  # of the supervisor's 30
 
 def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> int:
     """Learns until the config says stop; the exit code."""
-    _claim(run_dir)
+    rundir.claim(run_dir)
     crew = Crew()
     signals: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda n, _: signals.append(n))
+    on_stop(signals.append)
     streams = Streams(config.num_slots, config.inference.max_streams)
     front_end = FrontEnd(address, config.inference, streams, crew.fail, env=config.env)
     front_end.start()
@@ -45,20 +44,6 @@ def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> in
     done = threading.Event()
     crew.spawn("learner", session.run, done)
     return _wait(crew, session, done, signals)
-
-
-def _claim(run_dir: Path) -> None:
-    """Keeps other learners out of the run directory until this process ends, however it ends.
-
-    Raises:
-        ConfigError: another learner is at work there.
-    """
-    try:
-        fcntl.flock(os.open(run_dir, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(f"another learner is at work in {run_dir}; stop it, or name another --run-dir.") from error
-    except OSError:  # Some network file systems have no locks.
-        pass
 
 
 def _wait(crew: Crew, session: Session, done: threading.Event, signals: list[int]) -> int:
@@ -156,6 +141,7 @@ class Session:
             self.front_end.address,
             actor_id=0,
             make_group=lambda seeds: make_env(self._config, len(seeds), seeds),
+            session=rundir.newest_update(self._run_dir) if self._resume else 0,
             stop=self._crew.stop,
         )
 

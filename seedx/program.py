@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from seedx.config import Config
+from seedx.rundir import newest_update
 
 # Actors share the machine with each other and with the learner: one thread each, and never the accelerator.
 ACTOR_ENV = {
@@ -69,11 +70,13 @@ def make_program(
 ) -> Program:
     """The program of a run: one learner, then `num_actors` actors, then `eval_actors` evaluation actors.
 
-    With `num_actors=0` the learner's process steps the environments of actor 0 itself.
+    With `num_actors=0` the learner's process steps the environments of actor 0 itself. Of a resumed run, the newest
+    checkpoint in `run_dir` numbers the session, so that environments get other seeds than before.
     """
     run_dir = os.path.abspath(run_dir)
     run = (python, "-m", "seedx.run")
     resume = ("--resume",) if config.resume else ()
+    session = ("--session", str(newest_update(run_dir))) if config.resume else ()
     learner = Role(
         name="learner",
         kind="learner",
@@ -87,7 +90,7 @@ def make_program(
         return Role(
             name=f"{'eval-' if evaluation else ''}actor-{actor_id}",
             kind="actor",
-            command=(*run, "actor", "--run-dir", run_dir, "--server", address, *flags),
+            command=(*run, "actor", "--run-dir", run_dir, "--server", address, *flags, *session),
             restart=True,
             env=ACTOR_ENV,
         )

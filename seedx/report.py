@@ -12,10 +12,11 @@ from typing import Any
 
 from seedx.config import Config
 from seedx.console import Console, closing_line
+from seedx.curve import draw_curve, drawn_figures
 from seedx.metrics import Metrics
-from seedx.runlog import RunLog, write_summary
+from seedx.runlog import History, RunLog, read_rows, write_summary
 
-_CURVE_INTERVAL_S = 30.0
+_CURVE_INTERVAL_S = 120.0
 
 
 class Reporter:
@@ -27,6 +28,9 @@ class Reporter:
         metrics: What the parts of the run measured.
         figures: Further figures of now, for example of the episodes and the queue.
         stop: Ends the loop.
+
+    Raises:
+        ValueError: the metrics.jsonl of a resumed run is broken.
     """
 
     def __init__(
@@ -46,6 +50,9 @@ class Reporter:
         self._ended = threading.Event()
         self._log = RunLog(run_dir, tensorboard=config.metrics.tensorboard)
         self._console = Console()
+        self._curve: History[dict[str, Any]] = History()  # drawing all rows of a day would take seconds of the GIL
+        for row in read_rows(run_dir / "metrics.jsonl"):
+            self._curve.add(drawn_figures(row))
 
     def start(self, opening: str) -> None:
         """Prints the first line."""
@@ -79,14 +86,13 @@ class Reporter:
     def _write_row(self) -> dict[str, Any]:
         row = {**self._metrics.snapshot(), **self._figures()}
         self._log.write(row)
+        self._curve.add(drawn_figures(row))
         return row
 
     def _draw_curve(self) -> None:
-        from seedx.curve import draw_curve  # matplotlib takes long to load
-
         config = self._config
         title = f"{config.agent} on {config.env}, seed {config.seed}"
-        draw_curve(self._run_dir, title=title, goal=config.stop_at_return)
+        draw_curve(self._run_dir, self._curve.items, title=title, goal=config.stop_at_return)
 
     def _summary(self, row: dict[str, Any], reason: str) -> dict[str, Any]:
         seconds = row["seconds"]

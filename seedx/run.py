@@ -1,9 +1,10 @@
 """One role of a run in one process; the only place that puts the parts together.
 
     python -m seedx.run learner --run-dir DIR --listen unix:/path|host:port [--resume]
-    python -m seedx.run actor --run-dir DIR --server unix:/path|host:port --actor-id I [--evaluation] [--restart N]
+    python -m seedx.run actor --run-dir DIR --server unix:/path|host:port --actor-id I [--evaluation] [--session U]
+        [--restart N]
 
-Exit codes: 0 done, 2 what no restart mends, 130 after SIGINT, 143 after SIGTERM, else failure.
+Exit codes: 0 done, 2 what no restart mends, 130 after SIGINT, 143 after SIGTERM or SIGHUP, else failure.
 """
 
 # ruff: noqa: E402
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seedx.config import Config, ConfigError, read_config
+from seedx.signals import on_stop
 from seedx.supervisor import USER_ERROR, die_with_parent
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     actor.add_argument("--server", required=True, help="unix:/path or host:port of the learner")
     actor.add_argument("--actor-id", type=int, required=True, help="unique in the run, from 0")
     actor.add_argument("--evaluation", action="store_true", help="act greedily and stay out of training")
+    actor.add_argument("--session", type=int, default=0, help="update that the run was resumed at; changes the seeds")
     actor.add_argument("--restart", type=int, default=0, help="how often this actor was restarted; changes its seeds")
     for role in (learner, actor):
         role.add_argument("--run-dir", required=True, help="directory with the run's config.json")
@@ -88,8 +91,7 @@ def _run_actor(arguments: argparse.Namespace, config: Config) -> int:
     from seedx.inference.client import ServerLostError
 
     # SystemExit ends whatever the main thread waits for, and environments are closed on the way.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))
+    on_stop(lambda number: sys.exit(128 + number))
     try:
         run_actor(
             config,
@@ -97,6 +99,7 @@ def _run_actor(arguments: argparse.Namespace, config: Config) -> int:
             arguments.actor_id,
             lambda seeds: make_env(config, len(seeds), seeds),
             restart=arguments.restart,
+            session=arguments.session,
             evaluation=arguments.evaluation,
         )
     except ServerLostError as error:

@@ -1,4 +1,4 @@
-"""The files a run's numbers land in: metrics.jsonl, TensorBoard events, summary.json."""
+"""Where a run's numbers land: metrics.jsonl, TensorBoard events, summary.json, and a history of bounded size."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 SUMMARY_KEYS = (
     *("agent", "env", "seed", "env_steps", "frames", "updates", "seconds", "env_steps_per_s"),
     *("return_mean", "return_episodes", "lag_updates_mean", "exit"),
 )
+_MAX_ITEMS = 2000  # even: full histories are halved
+
+T = TypeVar("T")
 
 
 class RunLog:
@@ -66,6 +69,33 @@ class RunLog:
         self._file.seek(0)
         whole = self._file.read().rfind(b"\n") + 1
         self._file.truncate(whole)
+
+
+class History(Generic[T]):
+    """At most 2,000 items, evenly spread over all that were added, the newest among them.
+
+    Each item stands for a group of equal size, of which it is the last. When there are too many, pairs become one.
+
+    Attributes:
+        items: The oldest first.
+    """
+
+    def __init__(self) -> None:
+        """Empty."""
+        self.items: list[T] = []
+        self._group_size = self._in_last_group = 1
+
+    def add(self, item: T) -> None:
+        """Adds the newest item."""
+        if self._in_last_group < self._group_size:
+            self._in_last_group += 1
+            self.items[-1] = item
+            return
+        if len(self.items) == _MAX_ITEMS:
+            self.items = self.items[1::2]
+            self._group_size *= 2
+        self.items.append(item)
+        self._in_last_group = 1
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seedx.program import Program, Role
+from seedx.signals import on_stop
 
 _PARENT_PID = "SEEDX_PARENT_PID"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -67,7 +68,8 @@ def supervise(program: Program, limits: Limits | None = None) -> int:
 
     The learner's stdout is ours; everything else goes to RUN_DIR/logs/<role>.log. A failed actor is restarted; the run
     stops when a restart cannot help (exit code 2), when an actor's restarts are used up, and when the learner ends.
-    SIGINT and SIGTERM are passed to the learner, which may write a checkpoint; then the actors are told.
+    SIGINT and SIGTERM are passed to the learner, which may write a checkpoint; then the actors are told. SIGHUP counts
+    as SIGTERM.
 
     Must be called in the main thread.
 
@@ -255,12 +257,11 @@ def _interrupted_twice(notes: list[tuple[float, int]], limits: Limits) -> bool:
 def _noted_signals() -> Generator[list[tuple[float, int]]]:
     """Instead of acting, SIGINT and SIGTERM append their time and number to the list."""
     notes: list[tuple[float, int]] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(n, lambda number, _: notes.append((time.monotonic(), number))) for n in numbers]
+    before = on_stop(lambda number: notes.append((time.monotonic(), number)))
     try:
         yield notes
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 

@@ -54,7 +54,7 @@ class Unroll(NamedTuple):
 class Settings(NamedTuple):
     """Per-slot settings, `[S]` on the server and `[B]` in `act`."""
 
-    env_id: Any  # int32; unique in the run
+    env_id: Any  # int32; the slot, unique in the server
     greedy: Any  # bool; evaluation slots act greedily and are kept out of training
 
 

@@ -21,6 +21,10 @@ _hook = install_import_hook("seedx", "checked.typechecked")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+settings.register_profile("seedx", deadline=None)  # the first example of many compiles
+settings.load_profile("seedx")
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from seedx import cli
+from seedx import cli, rundir
 from seedx.config import Config, ConfigError, NetworkConfig, from_json, load_recipe, to_json
 
 ROOT = Path(__file__).parent.parent
@@ -163,6 +163,20 @@ def test_a_second_start_in_a_directory_with_checkpoints_is_refused_with_both_rem
     assert (tmp_path / "config.json").read_text() == before
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_the_config_of_a_live_run_is_left_alone(tmp_path, resume):
+    before = to_json(started(tmp_path, checkpoint=resume))
+    learner = rundir.claim(tmp_path)
+    with pytest.raises(ConfigError, match="another learner is at work"):
+        cli.prepare_run_dir(Config(run_dir=str(tmp_path), resume=resume, seed=8))
+    assert (tmp_path / "config.json").read_text() == before
+    os.close(learner)
+    cli.prepare_run_dir(Config(run_dir=str(tmp_path), resume=resume, seed=8))
+    assert from_json((tmp_path / "config.json").read_text()).seed == 8
+    os.close(rundir.claim(tmp_path))  # nothing is held on to
+    assert not list(tmp_path.glob("*.tmp"))
+
+
 def test_resume_takes_the_runs_own_config_and_flags_win(tmp_path):
     first = started(tmp_path, checkpoint=True)
     flags = ["--resume", "--run-dir", str(tmp_path)]
@@ -229,7 +243,28 @@ def test_local_supervises_the_program_with_a_private_socket(tmp_path, monkeypatc
     assert sys.path[0] == str(tmp_path)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("code", "saves", "kept"), [(2, False, "former"), (2, True, "new"), (0, False, "new"), (1, False, "new")]
+)
+def test_a_refused_resume_puts_the_config_back(tmp_path, monkeypatch, code, saves, kept):
+    started(tmp_path, checkpoint=True)
+    former = (tmp_path / "config.json").read_text()
+    during = []
+
+    def supervise(program):
+        during.append(from_json((tmp_path / "config.json").read_text()).network.hidden)
+        if saves:
+            (tmp_path / "checkpoints" / "20").mkdir()
+        return code
+
+    monkeypatch.setattr("seedx.supervisor.supervise", supervise)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert load_local().main(["--resume", "--run-dir", str(tmp_path), "--network.hidden", "32"]) == code
+    assert during == [(32,)]
+    assert ((tmp_path / "config.json").read_text() == former) == (kept == "former")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
 def test_a_signal_before_anything_runs_is_no_traceback(tmp_path, number, code):
     (tmp_path / "slow.py").write_text("import time\nopen('ready', 'w').close()\ntime.sleep(60)")
     command = (sys.executable, str(LOCAL), "--config", "slow.py")

@@ -128,6 +128,14 @@ def test_panel_on_a_terminal(monkeypatch):
     assert text.endswith("closing\n")
 
 
+def test_history_of_the_panel_is_bounded():
+    console = Console(stream=io.StringIO(), clock=Clock())
+    for value in range(5000):
+        console.update({"return_mean": value})
+    assert len(console._history.items) <= 2000
+    assert console._history.items[-1] == 4999
+
+
 def test_dumb_terminals_get_plain_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     stream = Terminal()
@@ -168,6 +176,10 @@ def test_opening_and_closing_lines():
     assert closing_line(summary | {"exit": "SIGINT", "return_mean": None}, "my runs/a", 475) == (
         "interrupted: no finished episode in 11.3 s (412,160 steps). "
         "Next: python launch/local.py --run-dir 'my runs/a' --resume"
+    )
+    assert closing_line({"exit": "seconds", "updates": 0, "seconds": 10.02, "env_steps": 0}, "r") == (
+        "done, --seconds are over before the first update: no finished episode in 10.0 s (0 steps). "
+        "Next: give it longer, python launch/local.py --run-dir r --resume --seconds 110"
     )
     assert closing_line({"exit": "seconds", "reward_mean": 0.5, "seconds": 60}, "r", 0.9).startswith(
         "done, --seconds are over: reward 0.5 < 0.9 in 60.0 s. Next: "

@@ -3,17 +3,16 @@
 import json
 import subprocess
 import sys
+import threading
 
 import matplotlib.image
 import numpy as np
 import pytest
 
-from seedx import curve
-from seedx.curve import draw_curve
-
-
-def write_rows(run_dir, rows, torn="") -> None:
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + torn)
+from seedx import curve, report
+from seedx.config import Config, MetricsConfig
+from seedx.curve import draw_curve, drawn_figures
+from seedx.metrics import Metrics
 
 
 def rows_of(count: int) -> list[dict]:
@@ -35,12 +34,11 @@ def blue(image: np.ndarray) -> int:
 
 @pytest.mark.parametrize("count", [0, 1, 50])
 def test_draws_any_number_of_rows(tmp_path, count):
-    write_rows(tmp_path, rows_of(count), torn='{"env_st')
-    path = draw_curve(tmp_path, title="impala on CartPole-v1, seed 1", goal=475)
+    path = draw_curve(tmp_path, rows_of(count), title="impala on CartPole-v1, seed 1", goal=475)
     image = matplotlib.image.imread(path)
     assert image.shape == (720, 960, 4)
     assert blue(image) > 50 if count else blue(image) == 0
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["curve.png", "metrics.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["curve.png"]
 
 
 def test_draws_what_was_measured(tmp_path, monkeypatch):
@@ -53,8 +51,7 @@ def test_draws_what_was_measured(tmp_path, monkeypatch):
     rows = rows_of(5)
     rows[2]["return_mean"] = None
     del rows[3]["return_mean"]
-    write_rows(tmp_path, rows)
-    draw_curve(tmp_path, title="t")
+    draw_curve(tmp_path, [drawn_figures(row) for row in rows], title="t")
     assert drawn == {"steps": [1000, 2000, 5000], "mean": [0.0, 1.0, 4.0]}
 
 
@@ -64,20 +61,37 @@ def test_rows_behind_a_resume_are_left_out():
 
 
 def test_a_failed_draw_leaves_the_last_picture(tmp_path):
-    write_rows(tmp_path, rows_of(3))
-    before = draw_curve(tmp_path, title="t").read_bytes()
-    (tmp_path / "metrics.jsonl").write_text("broken\n{}\n")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl:1 is not JSON"):
-        draw_curve(tmp_path, title="t")
+    before = draw_curve(tmp_path, rows_of(3), title="t").read_bytes()
+    with pytest.raises(TypeError):
+        draw_curve(tmp_path, [*rows_of(3), {"env_steps": 4000, "return_mean": "broken"}], title="t")
     assert (tmp_path / "curve.png").read_bytes() == before
 
 
+def test_the_reporter_reads_the_file_once_and_draws_few_rows(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row | {"other": 1}) + "\n" for row in rows_of(5000)))
+    drawn = []
+    monkeypatch.setattr(report, "draw_curve", lambda run_dir, rows, **_: drawn.extend(rows))
+    figures = dict.fromkeys(("frames", "updates", "seconds", "lag_updates_mean"), 1.0) | {"env_steps": 6_000_000}
+    stop = threading.Event()
+    stop.set()
+    config = Config(metrics=MetricsConfig(tensorboard=False))
+    reporter = report.Reporter(config, tmp_path, Metrics(), lambda: figures, stop)
+    monkeypatch.setattr(report, "read_rows", None)
+    reporter.loop()
+    reporter.finish("steps")
+    assert len(drawn) <= 2000
+    assert drawn[0] == {name: value for name, value in rows_of(4)[3].items() if name != "other"}
+    assert drawn[-1] == {"env_steps": 6_000_000}
+    assert len(path.read_text().splitlines()) == 5001
+
+
 def test_pyplot_is_not_imported(tmp_path):
-    write_rows(tmp_path, rows_of(2))
     code = """if True:
         import sys
         from seedx.curve import draw_curve
-        draw_curve(sys.argv[1], title="t", score="reward")
+        assert "matplotlib" not in sys.modules
+        draw_curve(sys.argv[1], [{"env_steps": 1, "reward_mean": 0.5}], title="t", score="reward")
         assert "matplotlib.pyplot" not in sys.modules and "jax" not in sys.modules
     """
     subprocess.run([sys.executable, "-W", "error", "-c", code, str(tmp_path)], check=True)

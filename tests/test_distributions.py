@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from seedx.config import ConfigError
 from seedx.networks.distributions import distribution_for
 from seedx.types import ArraySpec
 
@@ -42,6 +43,21 @@ def test_categorical_matches_its_formulas(key):
     )
     np.testing.assert_allclose(distribution.entropy(logits), scipy.stats.entropy(p, axis=-1), rtol=1e-5)
     np.testing.assert_array_equal(distribution.mode(logits), p.argmax(-1))
+
+
+def test_masked_actions_contribute_nothing():
+    distribution = distribution_for(MULTI)
+    logits = jnp.array([[0.5, -jnp.inf, 1.0, -jnp.inf, 2.0, -jnp.inf]])
+    action = jnp.array([[2, 1]])
+    p = jax.nn.sigmoid(0.5)  # of the third action of the first element; the second has no choice
+    log_prob, gradient = jax.value_and_grad(lambda x: distribution.log_prob(x, action)[0])(logits)
+    np.testing.assert_allclose(log_prob, np.log(p), rtol=1e-5)
+    np.testing.assert_allclose(gradient, [[p - 1, 0, 1 - p, 0, 0, 0]], atol=1e-6)
+    entropy, gradient = jax.value_and_grad(lambda x: distribution.entropy(x)[0])(logits)
+    np.testing.assert_allclose(entropy, scipy.stats.entropy([p, 1 - p]), rtol=1e-5)
+    slope = -p * (1 - p) * 0.5  # of the binary entropy, where the logits differ by 0.5
+    np.testing.assert_allclose(gradient, [[-slope, 0, slope, 0, 0, 0]], atol=1e-6)
+    assert distribution.log_prob(logits, jnp.array([[1, 1]]))[0] == -jnp.inf
 
 
 def test_multi_discrete_is_independent_categoricals(key):
@@ -170,5 +186,5 @@ def test_equal_leaves_draw_independently(key):
     ],
 )
 def test_refuses_what_it_cannot_model(spec, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         distribution_for(spec)

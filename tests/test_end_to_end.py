@@ -61,6 +61,7 @@ def test_cartpole_is_solved_with_the_default_flags_and_the_checkpoint_evaluates(
     assert 0 <= last["lag_updates_mean"] < 10
 
 
+@pytest.mark.slow
 def test_plain_orbax_reads_the_params_as_nested_dicts(processes, tmp_path):
     run_dir = tmp_path / "run"
     learn(processes, run_dir, "--steps", "2000", "--num-actors", "1")
@@ -76,6 +77,7 @@ print(sorted(params), params["policy"]["kernel"].shape, float(np.abs(params["pol
     assert out.strip() == f"{sorted(checkpoint.params)} {kernel.shape} {float(np.abs(kernel).sum())}"
 
 
+@pytest.mark.slow
 def test_deterministic_runs_give_equal_parameters_bit_for_bit(processes, tmp_path):
     flags = ("--deterministic", "--steps", "6000", "--stop-at-return", "None", "--envs-per-actor", "8")
     for name in ("a", "b"):
@@ -96,6 +98,7 @@ def test_without_actor_processes_the_learner_steps_the_environments_itself(proce
     assert not (tmp_path / "run" / "logs" / "actor-0.log").exists()
 
 
+@pytest.mark.slow
 def test_an_evaluation_actor_plays_greedily_beside_training(processes, tmp_path):
     run_dir = tmp_path / "run"
     learn(processes, run_dir, "--eval-actors", "1", "--num-actors", "1", "--steps", "60000", "--stop-at-return", "None")
@@ -104,6 +107,7 @@ def test_an_evaluation_actor_plays_greedily_beside_training(processes, tmp_path)
     assert last["eval_return_mean"] > 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_where_it_was(processes, tmp_path):
     run_dir = tmp_path / "run"
     before = learn(processes, run_dir, "--stop-at-return", "450")

@@ -7,7 +7,7 @@ import pytest
 from env_contract import random_actions, rollout
 
 from seedx.config import ActorConfig, AtariConfig, Config
-from seedx.envs.envpool_adapter import EnvPoolEnv, _options, is_known, load_envpool
+from seedx.envs.envpool_adapter import EnvPoolEnv, _options, _rows_as, is_known, load_envpool
 from seedx.types import ArraySpec, StepType
 
 
@@ -135,6 +135,23 @@ def test_atari_sends_single_frames_without_copying_them(monkeypatch):
     row = env.reset()
     assert any(np.shares_memory(row.observation, array) for array in received)
     assert row.observation.max() > 0
+
+
+def test_colour_images_are_channel_last(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # VizDoom leaves its settings where it is started
+    env = make("Basic-v1", num_envs=2, seeds=(1, 2))  # VizDoom's, channel first
+    assert env.spec.observation == ArraySpec((84, 84, 3), "uint8", minimum=0.0, maximum=255.0)
+    image = env.reset().observation.astype(np.int32)
+    assert image.shape == (2, 84, 84, 3)
+    # Neighbouring pixels are alike, whichever way the picture is walked.
+    assert max(np.abs(np.diff(image, axis=axis)).mean() for axis in (1, 2)) < image.std() / 2
+    rows = np.arange(2 * 4 * 5 * 6, dtype=np.uint8).reshape(2, 4, 5, 6)
+    view = _rows_as(ArraySpec((5, 6, 4), "uint8"), rows)
+    assert np.shares_memory(view, rows)
+    assert view[1, 2, 3, 0] == rows[1, 0, 2, 3]
+    # Images that are channel-last already, and what is no picture, stay as they are.
+    for spec in (ArraySpec((7, 7, 3), "uint8"), ArraySpec((3, 8, 3), "uint8"), ArraySpec((3, 4, 5), "float32")):
+        np.testing.assert_array_equal(_rows_as(spec, rows := np.ones((2, *spec.shape), spec.dtype)), rows)
 
 
 def test_atari_time_limit_counts_frames():

@@ -57,7 +57,7 @@ def test_an_unknown_environment(tmp_path, processes, env, messages):
     [
         (("--env", "CartPol-v1"), "'CartPole-v1'"),
         pytest.param(("--agent", "impla"), "agent ('impla') must be 'impala' or", marks=pytest.mark.slow),
-        pytest.param(("--agent", "faulty_agents:no"), "agent 'faulty_agents:no' cannot be", marks=pytest.mark.slow),
+        pytest.param(("--agent", "faulty_agents:no"), "agent 'faulty_agents:no' is unknown", marks=pytest.mark.slow),
     ],
 )
 def test_an_unknown_name_ends_the_run(tmp_path, processes, flags, message):

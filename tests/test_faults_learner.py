@@ -93,10 +93,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_both_resume_and_evaluate_say_so
     shutil.copytree(finished, run_dir)
     *_, good, newest = checkpoints(run_dir)
     damage(run_dir, newest)
+    config = (run_dir / "config.json").read_text()
+    (run_dir / "config.json").write_text("{}")  # evaluation goes by the checkpoint
     evaluate = processes.launch("evaluate.py", str(run_dir), "--episodes", "2")
     assert evaluate.wait() == 0, evaluate.said
     assert f"{newest} is damaged" in evaluate.err
     assert json.loads((run_dir / "evaluation.json").read_text())["update"] == good
+    (run_dir / "config.json").write_text(config)
     resumed = processes.local(run_dir, "--resume", "--steps", "800")
     assert resumed.wait() == 0, resumed.said
     assert f"{newest} is damaged" in resumed.out
@@ -126,10 +129,12 @@ def test_without_a_good_checkpoint_resume_and_evaluate_end_with_the_reasons(tmp_
 def test_resume_with_another_network_names_the_arrays(tmp_path, processes, finished):
     run_dir = tmp_path / "run"
     shutil.copytree(finished, run_dir)
+    config = (run_dir / "config.json").read_text()
     run = processes.local(run_dir, "--resume", "--steps", "800", "--network.hidden", "16")
     assert run.wait() == 2, run.said
     assert "float32[50, 8]" in run.err
     assert "float32[50, 16]" in run.err
+    assert (run_dir / "config.json").read_text() == config
     assert "Traceback" not in run.err
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seedx.metrics import EpisodeStats, Metrics
-from seedx.runlog import SUMMARY_KEYS, RunLog, read_rows, write_summary
+from seedx.runlog import SUMMARY_KEYS, History, RunLog, read_rows, write_summary
 from seedx.types import StepType
 
 FIRST, MID, LAST = map(int, StepType)
@@ -204,6 +204,16 @@ def test_resumed_log_continues_behind_the_last_whole_line(tmp_path):
     with pytest.raises(ValueError, match=r"metrics.jsonl:1 is not JSON"):
         read_rows(path)
     assert read_rows(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 2000, 2001, 4001, 86_403])
+def test_history_is_even_and_ends_with_the_newest(count):
+    history = History()
+    for item in range(1, count + 1):
+        history.add(item)
+    group = max(1, 2 ** int(np.ceil(np.log2(max(count, 1) / 2000))))
+    assert history.items == [*range(group, count, group), *[count] * (count > 0)]
+    assert len(history.items) <= 2000
 
 
 def test_threads_write_whole_lines(tmp_path):

@@ -193,8 +193,9 @@ def no_module(spec, rngs):
     ("config", "message"),
     [
         ({"torso": "resnet"}, "'auto', 'mlp', 'shallow', 'deep'"),
-        ({"torso": "no_such_module:f"}, "cannot be loaded"),
-        ({"torso": f"{__name__}:missing"}, "cannot be loaded"),
+        ({"torso": "no_such_module:f"}, "no module 'no_such_module'"),
+        ({"torso": "depe"}, "must be 'auto', 'mlp'"),
+        ({"torso": f"{__name__}:missing"}, "no function 'missing'"),
         ({"torso": f"{__name__}:no_module"}, "num_features"),
         ({"frame_stack": 4}, "needs an image"),
     ],

@@ -186,16 +186,32 @@ signal.signal(signal.SIGINT, note); signal.signal(signal.SIGTERM, note)
 SAVE = "time.sleep(0.3); open('saved', 'w').write('x'); os._exit(128 + number)"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_reaches_the_learner_once_and_the_actors_after_its_checkpoint(tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "told"), [(signal.SIGINT, 2), (signal.SIGTERM, 15), (signal.SIGHUP, 15)], ids=lambda n: str(int(n))
+)
+def test_a_signal_reaches_the_learner_once_and_the_actors_after_its_checkpoint(tmp_path, number, told):
     learner = NOTE_SIGNALS.format(file="learner", then=SAVE) + NOTE_PID + "while True: time.sleep(60)"
     actor = NOTE_SIGNALS.format(file="actor", then="os._exit(143)") + "open('ready', 'w').write('x')\n" + SLEEP
     with supervisor(program(tmp_path, learner, actor)) as process:
         wait_for(tmp_path / "pid", tmp_path / "ready")
         os.killpg(process.pid, number)  # As a terminal does: everyone in the supervisor's process group.
-        assert process.wait(20) == 128 + number
-    assert (tmp_path / "learner").read_text() == f"{int(number)} False\n"
+        assert process.wait(20) == 128 + told
+    assert (tmp_path / "learner").read_text() == f"{told} False\n"
     assert (tmp_path / "actor").read_text() == "15 True\n"
+
+
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with supervisor(program(tmp_path, NOTE_PID + WAIT_FOR.format(name="end"))) as process:
+            wait_for(tmp_path / "pid")
+            process.send_signal(signal.SIGHUP)
+            time.sleep(0.2)
+            assert process.poll() is None
+            (tmp_path / "end").write_text("x")
+            assert process.wait(20) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_failure_to_write_the_last_checkpoint_is_a_failure(tmp_path):

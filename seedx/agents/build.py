@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-
 from seedx.config import Config, ConfigError
+from seedx.imports import load
 from seedx.types import Agent, EnvSpec
 
 
@@ -20,14 +19,6 @@ def build_agent(config: Config, spec: EnvSpec) -> Agent:
 
             return Impala(config, spec)
         case own if ":" in own:
-            return _load(own)(config, spec)
+            return load(own, "agent")(config, spec)
         case other:
             raise ConfigError(f"agent ({other!r}) must be 'impala' or 'module:function'.")
-
-
-def _load(path: str):
-    module_name, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"agent {path!r} cannot be imported: {error}. Is its directory on the path?") from error

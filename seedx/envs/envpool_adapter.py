@@ -77,7 +77,7 @@ class EnvPoolEnv:
     """N environments of one EnvPool id, stepped by EnvPool's threads; see `seedx.types.Env`.
 
     Attributes:
-        spec: Dtypes are EnvPool's, except 64-bit ones, which become 32-bit.
+        spec: Dtypes are EnvPool's, except 64-bit ones, which become 32-bit. Colour images are `[H, W, C]`.
         num_envs: N.
     """
 
@@ -143,9 +143,21 @@ class EnvPoolEnv:
         discount = (state[self._done] <= state[self._trunc]).astype(np.float32)
 
         def leaf(index: int, spec: ArraySpec) -> np.ndarray:
-            return state[index].astype(spec.dtype, copy=False).reshape(self.num_envs, *spec.shape)
+            return _rows_as(spec, state[index])
 
         return TimeStep(step_type, reward, discount, optree.tree_map(leaf, self._observation, self.spec.observation))
+
+
+def _rows_as(spec: ArraySpec, rows: np.ndarray) -> np.ndarray:
+    """The rows that EnvPool gave, `[N, ...]`, in the spec's dtype and shape: a view where the dtype is the same."""
+    if _is_channel_first(rows.shape[1:], rows.dtype):
+        return np.moveaxis(rows, 1, -1)
+    return rows.astype(spec.dtype, copy=False).reshape(len(rows), *spec.shape)
+
+
+def _is_channel_first(shape: Sequence[int], dtype: np.dtype) -> bool:
+    """Whether rows of that shape are colour images `[C, H, W]`, as VizDoom's; seedx's are `[H, W, C]`."""
+    return dtype == np.uint8 and len(shape) == 3 and shape[0] in (3, 4) and shape[-1] not in (3, 4)
 
 
 def _options(allowed: Sequence[str], config: Config) -> dict[str, Any]:
@@ -198,6 +210,8 @@ def _observation_leaf(raw: Any) -> ArraySpec:
     is_category = np.issubdtype(raw.dtype, np.integer) and shape == () and np.size(raw.maximum) == 1
     if is_category and raw.minimum == 0 and 0 < raw.maximum < _MAX_NUM_VALUES:
         return categorical(int(raw.maximum) + 1, raw.dtype)
+    if _is_channel_first(shape, raw.dtype):
+        shape = (*shape[1:], shape[0])
     return bounded(shape, raw.dtype, raw.minimum, raw.maximum)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from seedx.config import Config, ConfigError
+from seedx.imports import load
 from seedx.types import Env, EnvSpec
 
 _BUILT_IN = ("catch", "memory")
@@ -118,7 +118,10 @@ def _make_gymnasium(config: Config, seeds: Sequence[int]) -> Env:
 
 
 def _make_own(config: Config, num_envs: int, seeds: Sequence[int]) -> Env:
-    function = _import_function(config.env)
+    try:
+        function = load(config.env, "env")
+    except ConfigError as error:
+        raise UnknownEnvError(f"{error} --env takes {_KINDS}.") from error
     parameters = inspect.signature(function).parameters
     if "num_envs" in parameters:
         _refuse_time_limit(config)
@@ -132,27 +135,6 @@ def _make_own(config: Config, num_envs: int, seeds: Sequence[int]) -> Env:
     if len({id(env) for env in made}) < num_envs:
         raise ConfigError(f"{config.env} returned the same environment twice; it must make a new one each time.")
     return SerialEnv(envs, config.actor.max_episode_steps)
-
-
-def _import_function(path: str) -> Callable[..., Any]:
-    module_name, _, name = path.partition(":")
-    if not (module_name and name):
-        raise _unknown(path, ())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
-        raise _unknown(
-            path, (), f": there is no module {error.name!r} in the current directory or installed"
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        matches = difflib.get_close_matches(name, [n for n, value in vars(module).items() if callable(value)])
-        raise _unknown(
-            path, [f"{module_name}:{match}" for match in matches], f": {module_name} has no function {name!r}"
-        )
-    return function
 
 
 def _checked_env(made: Any, path: str, num_envs: int) -> Env:

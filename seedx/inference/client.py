@@ -5,8 +5,8 @@ NumPy and grpc only; actors must not import jax.
 
 from __future__ import annotations
 
+import itertools
 import queue
-import secrets
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +19,10 @@ from seedx.config import ConfigError, InferenceConfig
 from seedx.inference import policy_pb2 as pb
 from seedx.inference import security, wire
 from seedx.types import EnvSpec, TimeStep, Tree
+
+# A later start of an actor replaces an earlier one, and a process that connects again replaces only itself.
+_STARTED_NS = time.time_ns()
+_CONNECTIONS = itertools.count()
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
@@ -88,7 +92,7 @@ class Connection:
         self._spec = spec
         self._actor_id = actor_id
         self._envs_per_group = envs_per_group
-        self._run_id = pb.RunId(start_time_ns=time.time_ns(), nonce=secrets.randbits(64))
+        self._run_id = pb.RunId(start_time_ns=_STARTED_NS, nonce=next(_CONNECTIONS))
         self._metadata = security.call_metadata(config)
         self._channel = security.open_channel(address, config, _OPTIONS)
         hello = pb.HelloRequest(

@@ -30,9 +30,9 @@ from seedx.inference.streams import Refused, Status, Stream, Streams
 from seedx.inference.unrolls import FinishedUnrolls, UnrollStore
 from seedx.metrics import EpisodeStats, Metrics
 from seedx.replay.replay import Replay, ReplayTimeoutError
+from seedx.seeds import Purpose, run_key
 from seedx.threads import Crew
 from seedx.types import Agent, EnvSpec, StepType, TimeStep, Tree, Unroll
-from seedx.seeds import Purpose, run_key
 from seedx.weights import Weights, WeightStore
 
 _POLL_S = 0.1

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree, Shaped
 
+from seedx.config import ConfigError
 from seedx.types import ArraySpec
 
 _MIN_SCALE = 1e-3
@@ -25,7 +26,10 @@ _NODES, _WEIGHTS = (x.tolist() for x in np.polynomial.hermite_e.hermegauss(8))
 
 @dataclass(frozen=True)
 class Categorical:
-    """Independent categoricals of `num_values` each, one for each element of `shape`. Parameters: the logits."""
+    """Independent categoricals of `num_values` each, one for each element of `shape`. Parameters: the logits.
+
+    A logit of -inf masks its action: probability 0, no part in the entropy, no gradient.
+    """
 
     shape: tuple[int, ...]
     num_values: int
@@ -47,14 +51,15 @@ class Categorical:
     def log_prob(self, parameters: Float[Array, "*B P"], action: Shaped[Array, "..."]) -> Float[Array, "*B"]:
         """Log-probability, summed over the elements."""
         log_probs = jax.nn.log_softmax(self._logits(parameters))
-        # A one-hot product, not a gather: its gradient is a product too, where a gather's is a scatter.
-        chosen = log_probs * jax.nn.one_hot(action, self.num_values, dtype=log_probs.dtype)
+        # Not a gather, whose gradient is a scatter; nor a product, as 0 times the -inf of a masked action is NaN.
+        chosen = jnp.where(jax.nn.one_hot(action, self.num_values, dtype=bool), log_probs, 0.0)
         return _sum_event(jnp.sum(chosen, axis=-1), self.shape)
 
     def entropy(self, parameters: Float[Array, "*B P"]) -> Float[Array, "*B"]:
         """-sum p log p, summed over the elements."""
         log_probs = jax.nn.log_softmax(self._logits(parameters))
-        return -_sum_event(jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1), self.shape)
+        p = jnp.exp(log_probs)
+        return -_sum_event(jnp.sum(p * jnp.where(p > 0, log_probs, 0.0), axis=-1), self.shape)
 
     def _logits(self, parameters: Array) -> Array:
         return parameters.reshape(*parameters.shape[:-1], *self.shape, self.num_values)
@@ -219,11 +224,11 @@ def distribution_for(action_spec: PyTree) -> ActionDistribution:
     int64: that is JAX's widest without x64.
 
     Raises:
-        ValueError: the tree is empty, or a leaf is neither discrete, nor bounded on both sides, nor unbounded.
+        ConfigError: the tree is empty, or a leaf is neither discrete, nor bounded on both sides, nor unbounded.
     """
     leaves, treedef = jax.tree.flatten(action_spec)
     if not leaves:
-        raise ValueError(f"action spec {action_spec!r} has no leaves; it must hold at least one ArraySpec.")
+        raise ConfigError(f"action spec {action_spec!r} has no leaves; it must hold at least one ArraySpec.")
     return ActionDistribution(tuple(_leaf_distribution(leaf) for leaf in leaves), treedef)
 
 
@@ -232,13 +237,13 @@ def _leaf_distribution(spec: ArraySpec) -> Distribution:
     if spec.num_values is not None:
         return Categorical(spec.shape, spec.num_values, dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"action {spec} is an integer without num_values; give it num_values, or a float dtype.")
+        raise ConfigError(f"action {spec} is an integer without num_values; give it num_values, or a float dtype.")
     low = np.broadcast_to(np.asarray(-np.inf if spec.minimum is None else spec.minimum, np.float32), spec.shape)
     high = np.broadcast_to(np.asarray(np.inf if spec.maximum is None else spec.maximum, np.float32), spec.shape)
     if np.isinf(low).all() and np.isinf(high).all():
         return Gaussian(spec.shape, dtype)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-        raise ValueError(
+        raise ConfigError(
             f"action {spec} must have finite bounds, minimum < maximum, for every element, or none at all; "
             "split it into leaves, or clip inside the environment."
         )

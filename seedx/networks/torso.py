@@ -1,9 +1,7 @@
 """Torsos: from an observation tree to one feature vector a row."""
 
-import importlib
 import itertools
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from seedx.config import ConfigError, NetworkConfig
+from seedx.imports import load
 from seedx.types import ArraySpec
 
 _CONV_FEATURES = 256
@@ -34,7 +33,11 @@ def build_torso(config: NetworkConfig, spec: PyTree, rngs: nnx.Rngs) -> tuple[nn
     if config.torso in ("auto", "mlp", "shallow", "deep"):
         torso = Torso(config, spec, rngs)
         return torso, torso.num_features
-    torso = _load(config.torso)(spec, rngs)
+    if ":" not in config.torso:
+        raise ConfigError(
+            f"network.torso ({config.torso!r}) must be 'auto', 'mlp', 'shallow', 'deep' or 'module:function'."
+        )
+    torso = load(config.torso, "network.torso")(spec, rngs)
     num_features = getattr(torso, "num_features", None)
     if not (isinstance(torso, nnx.Module) and isinstance(num_features, int)):
         raise ConfigError(
@@ -178,14 +181,3 @@ def as_float(spec: ArraySpec, x: Shaped[Array, "B ..."]) -> Float[Array, "B ..."
 
 def _concatenate(parts: list[Array]) -> Array:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
-
-
-def _load(path: str) -> Callable[[PyTree, nnx.Rngs], nnx.Module]:
-    module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"network.torso {path!r} cannot be loaded ({error}); it must be 'auto', 'mlp', 'shallow', 'deep', or "
-            "'module:function' with the module on the Python path."
-        ) from error
