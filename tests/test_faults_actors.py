@@ -1,5 +1,6 @@
 """Faults of actors, and of environments, against a real learner."""
 
+import dataclasses
 import datetime
 import ipaddress
 import secrets
@@ -183,7 +184,7 @@ def test_of_two_actors_with_one_id_the_newer_wins(server):
 def spec_of_counting():
     from faulty_envs import make_counting
 
-    return make_counting(1, [0]).spec
+    return dataclasses.replace(make_counting(1, [0]).spec, env="faulty_envs:make_counting")
 
 
 def test_actors_that_hang_are_not_waited_for(server):

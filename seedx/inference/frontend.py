@@ -253,11 +253,11 @@ class FrontEnd:
         await self._authorize(context)
         try:
             request, spec = _parse_hello(message)
-            if self._env not in (None, spec.env):
-                raise Refused(
-                    Status.FAILED_PRECONDITION, f"env is {spec.env!r}, this server's run is on {self._env!r}."
-                )
             if not self.first_spec.done():
+                if self._env not in (None, spec.env):
+                    raise Refused(
+                        Status.FAILED_PRECONDITION, f"env is {spec.env!r}, this server's run is on {self._env!r}."
+                    )
                 self.first_spec.set_result(spec)
             await self._ready.wait()
             if self._closing is not None:
