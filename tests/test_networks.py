@@ -111,6 +111,7 @@ def test_the_past_matters_within_an_episode(what):
     network, params = build("image", lstm=8, previous_action=True, frame_stack=3)
     timestep, action = rollout(IMAGE)
     before, _ = network.unroll(params, network.initial_state(B), timestep, action)
+    before = np.asarray(before)  # computed by now: JAX may still read the arrays that change below
     match what:
         case "action":
             action[1, 0] = (action[1, 0] + 1) % 3
