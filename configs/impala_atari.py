@@ -1,6 +1,6 @@
-"""IMPALA on an Atari game with the settings of its paper (1802.01561, table G.1), shallow network, one game a run.
+"""IMPALA on an Atari game with the settings reported for its paper (1802.01561), shallow network, one game a run.
 
-Expected: Pong-v5 approaches +21 within the budget of 200 M frames (50 M steps).
+Expected: no score is claimed; it was run for minutes only, for the rate in docs/results.md.
 Hardware: an accelerator for the learner and as many CPU cores for actors as there are. Wall time: hours.
 Command: python launch/local.py --agent impala --env Pong-v5 --num-actors 4 --envs-per-actor 16
 Settings: the paper's. It sums the loss over the rows of a batch where we take the mean, which RMSProp and the clip

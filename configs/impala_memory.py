@@ -1,7 +1,7 @@
 """IMPALA with an LSTM on the built-in memory game: a cue shown at the start decides the reward at the end.
 
 Expected: mean return of the last 100 episodes >= 0.95, which no policy without memory reaches; the run then stops.
-Hardware: a laptop CPU with 2 cores. Wall time: a minute or two.
+Hardware: a laptop CPU with 2 cores. Wall time: under a minute.
 Command: python launch/local.py --env memory
 Settings: those of configs/impala_cartpole.py, with an LSTM of 64.
 """
