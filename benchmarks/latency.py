@@ -88,12 +88,12 @@ def serve_policy(pipe: Connection, plan: Plan) -> None:
 
     actor = ActorConfig(groups=plan.streams)
     config = Config(num_actors=plan.connections, envs_per_actor=plan.streams, actor=actor)
-    crew, mesh, agent = Crew(), sharding.build_meshes(config.learner).inference, build_agent(config, SPEC)
+    crew, meshes, agent = Crew(), sharding.build_meshes(config.learner), build_agent(config, SPEC)
     weights, replay = WeightStore(), Fifo(2 * config.learner.batch_size)
-    weights.publish(0, initial_state(agent, config.learner, mesh, config.seed).params)
+    weights.publish(0, initial_state(agent, config.learner, meshes.learner, config.seed).params)
     streams = Streams(config.num_slots, config.inference.max_streams)
     front_end = FrontEnd("127.0.0.1:0", config.inference, streams, crew.fail)
-    policy = PolicyServer(agent, SPEC, config, weights, mesh, replay, Metrics(), crew)
+    policy = PolicyServer(agent, SPEC, config, weights, meshes, replay, Metrics(), crew)
 
     def consume() -> None:
         while not crew.stop.is_set():

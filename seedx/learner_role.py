@@ -175,7 +175,7 @@ class Session:
         )
         weights = WeightStore(sharding.mover(meshes.learner, meshes.inference))
         self.learner = Learner(
-            self.agent, config.learner, meshes.learner, state, weights, self.metrics, config.seed, self._run_dir
+            self.agent, config.learner, meshes, state, weights, self.metrics, config.seed, self._run_dir
         )
         batch_size = config.learner.batch_size
         self.replay = Fifo(max(config.learner.queue_unrolls or 2 * batch_size, batch_size))
@@ -185,7 +185,7 @@ class Session:
             spec,
             config,
             weights,
-            meshes.inference,
+            meshes,
             self.replay,
             self.metrics,
             self._crew,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,10 +18,15 @@ DATA = "data"
 
 
 class Meshes(NamedTuple):
-    """The learner's and the policy server's devices; the same mesh unless the config splits them."""
+    """The learner's and the policy server's devices; the same mesh unless the config splits them.
+
+    `launching` is held while a computation is launched. Launches must reach all shared devices in one order: if two
+    threads' collectives were queued in different orders on two devices, each would wait for the other for ever.
+    """
 
     learner: Mesh
     inference: Mesh
+    launching: contextlib.AbstractContextManager[Any]
 
 
 def build_meshes(config: LearnerConfig) -> Meshes:
@@ -43,8 +50,8 @@ def build_meshes(config: LearnerConfig) -> Meshes:
         )
     learner = _mesh(devices[:count])
     if config.inference_devices == 0:
-        return Meshes(learner, learner)
-    return Meshes(learner, _mesh(devices[len(devices) - config.inference_devices :]))
+        return Meshes(learner, learner, threading.Lock() if count > 1 else contextlib.nullcontext())
+    return Meshes(learner, _mesh(devices[len(devices) - config.inference_devices :]), contextlib.nullcontext())
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

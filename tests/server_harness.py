@@ -76,7 +76,8 @@ class Server:
         self.streams = Streams(config.num_slots, config.inference.max_streams)
         self.front_end = FrontEnd(address, config.inference, self.streams, self.crew.fail)
         self.front_end.start()
-        self.mesh = sharding.build_meshes(config.learner).inference
+        self.meshes = sharding.build_meshes(config.learner)
+        self.mesh = self.meshes.inference
         self.agent = Impala(config, spec)
         # Far from uniform, so that actions depend on what the network sees.
         params = self.agent.init(jax.random.key(0))
@@ -85,7 +86,7 @@ class Server:
         self.weights.publish(0, self.params)
         self.replay = Fifo(100_000) if replay is None else replay
         self.policy = PolicyServer(
-            self.agent, spec, config, self.weights, self.mesh, self.replay, self.metrics, self.crew
+            self.agent, spec, config, self.weights, self.meshes, self.replay, self.metrics, self.crew
         )
         self.policy.warm_up()
         self.policy.start(self.front_end.deliver)

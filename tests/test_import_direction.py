@@ -23,6 +23,7 @@ ACROSS = {
     ("envs.actor", "inference.client"),
     ("envs.actor", "inference.wire"),
     ("learner.batches", "replay.replay"),
+    ("inference.delivery", "replay.replay"),
     ("inference.policy", "replay.replay"),
 }
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

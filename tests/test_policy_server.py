@@ -39,7 +39,7 @@ def server(shared):
     yield shared
     wait_until(lambda: shared.streams.num_streams == 0)
     assert shared.crew.failure is None, shared.crew.describe_failure()
-    assert not shared.policy._withheld
+    assert not shared.policy._delivery.withheld()
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,8 @@ UPDATES, STOPPED_AT = 8, 5
 
 
 def make_learner(agent, state, tmp_path, config=CONFIG):
-    mesh, weights = sharding.build_meshes(config.learner).learner, WeightStore()
-    return Learner(agent, config.learner, mesh, state, weights, Metrics(), config.seed, tmp_path), weights
+    meshes, weights = sharding.build_meshes(config.learner), WeightStore()
+    return Learner(agent, config.learner, meshes, state, weights, Metrics(), config.seed, tmp_path), weights
 
 
 def feed(learner, batches):

@@ -25,8 +25,12 @@ T, B = 5, 16
 CONFIG = LearnerConfig(batch_size=B, unroll_length=T, learning_rate=0.05, devices=1)
 
 
+def meshes(devices=1):
+    return sharding.build_meshes(dataclasses.replace(CONFIG, devices=devices))
+
+
 def mesh(devices=1):
-    return sharding.build_meshes(dataclasses.replace(CONFIG, devices=devices)).learner
+    return meshes(devices).learner
 
 
 @functools.cache
@@ -191,7 +195,7 @@ def test_only_the_optimizer_state_is_donated():
 def make_learner(tmp_path, devices=1, **state):
     weights, metrics = WeightStore(), Metrics()
     start = initial_state(Regression(), CONFIG, mesh(devices), 3)._replace(**state)
-    learner = Learner(Regression(), CONFIG, mesh(devices), start, weights, metrics, 0, tmp_path)
+    learner = Learner(Regression(), CONFIG, meshes(devices), start, weights, metrics, 0, tmp_path)
     batches = Batches(Fifo(100), B, mesh(devices), metrics, Crew())
     return learner, weights, metrics, batches
 

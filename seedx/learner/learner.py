@@ -20,6 +20,7 @@ from seedx.learner.batches import LearnerBatch
 from seedx.learner.update import make_optimizer, make_update
 from seedx.metrics import Metrics
 from seedx.seeds import Purpose, run_key
+from seedx.sharding import Meshes
 from seedx.types import Agent, Tree, Unroll
 from seedx.weights import WeightStore
 
@@ -55,7 +56,7 @@ class Learner:
     Args:
         agent: Whose loss is minimised.
         config: Of the learner.
-        mesh: Its devices.
+        meshes: Of the run.
         state: To go on from.
         weights: Where versions go; the state's own is published at once, as version `state.updates`.
         metrics: Where figures go.
@@ -67,7 +68,7 @@ class Learner:
         self,
         agent: Agent,
         config: LearnerConfig,
-        mesh: Mesh,
+        meshes: Meshes,
         state: LearnerState,
         weights: WeightStore,
         metrics: Metrics,
@@ -79,7 +80,8 @@ class Learner:
         self._weights = weights
         self._metrics = metrics
         self._run_dir = run_dir
-        self._update = make_update(agent, config, mesh, seed)
+        self._launching = meshes.launching
+        self._update = make_update(agent, config, meshes.learner, seed)
         weights.publish(state.updates, state.params)
 
     def compile(self, batch: Unroll) -> None:
@@ -96,9 +98,10 @@ class Learner:
         """
         started = time.monotonic()
         state = self.state
-        updated = self._update(
-            state.params, state.opt_state, batch.unroll, np.float32(state.env_steps), np.int32(state.updates)
-        )
+        with self._launching:
+            updated = self._update(
+                state.params, state.opt_state, batch.unroll, np.float32(state.env_steps), np.int32(state.updates)
+            )
         # Publishing before the params exist would make acting wait for this update.
         jax.block_until_ready(updated.params)
         if not bool(updated.finite):
