@@ -46,7 +46,8 @@ def _evaluate(arguments: argparse.Namespace) -> dict:
     from seedx import specs
     from seedx.agents.build import build_agent
     from seedx.checkpoint import load_params
-    from seedx.config import ConfigError, from_json
+    from seedx.config import ConfigError
+    from seedx.config_file import from_json
     from seedx.envs.make import make_env
     from seedx.evaluate import evaluate
 

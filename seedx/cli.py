@@ -16,7 +16,8 @@ from typing import Annotated
 import tyro
 
 from seedx import rundir
-from seedx.config import Config, ConfigError, from_json, load_recipe, to_json
+from seedx.config import Config, ConfigError
+from seedx.config_file import from_json, load_recipe, to_json
 
 # The checkout's recipes; an installed wheel has none.
 RECIPES = Path(__file__).parent.parent / "configs"

@@ -1,12 +1,8 @@
-"""The list of knobs: one frozen dataclass for each component, validated, loadable from a recipe and from JSON."""
+"""The list of knobs: one frozen dataclass for each component, validated."""
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 
@@ -14,7 +10,8 @@ class ConfigError(ValueError):
     """A value that cannot work; the message names the field, the value, what is allowed and the fix."""
 
 
-def _require(ok: bool, message: str) -> None:
+def require(ok: bool, message: str) -> None:
+    """Raises ConfigError with `message` unless `ok`."""
     if not ok:
         raise ConfigError(message)
 
@@ -22,13 +19,13 @@ def _require(ok: bool, message: str) -> None:
 def _positive(owner: Any, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
-        _require(value > 0, f"{type(owner).__name__}.{name} ({value}) must be positive.")
+        require(value > 0, f"{type(owner).__name__}.{name} ({value}) must be positive.")
 
 
 def _not_negative(owner: Any, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
-        _require(value >= 0, f"{type(owner).__name__}.{name} ({value}) must not be negative.")
+        require(value >= 0, f"{type(owner).__name__}.{name} ({value}) must not be negative.")
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class ActorConfig:
 
     def __post_init__(self) -> None:
         _positive(self, "groups", "env_threads", "give_up_s")
-        _require(
+        require(
             self.max_episode_steps is None or self.max_episode_steps > 0,
             f"actor.max_episode_steps ({self.max_episode_steps}) must be positive, or None: no limit of ours.",
         )
@@ -92,7 +89,7 @@ class InferenceConfig:
         max_wait_ms: How long the oldest request may wait for company, milliseconds.
         in_flight: Batches on the device at a time.
         stream_timeout_s: A stream that is silent for so long is not waited for, seconds.
-        hello_timeout_s: How long the server waits for its first actor, seconds.
+        hello_timeout_s: How long the server waits for its first actor, and later without any, seconds.
         max_streams: Streams that one server accepts.
         tls_cert: PEM file of the server's certificate chain; None: no TLS.
         tls_key: PEM file of the server's private key.
@@ -113,11 +110,11 @@ class InferenceConfig:
 
     def __post_init__(self) -> None:
         _positive(self, "max_wait_ms", "in_flight", "stream_timeout_s", "hello_timeout_s", "max_streams")
-        _require(
+        require(
             self.max_batch_size >= 0,
             f"inference.max_batch_size ({self.max_batch_size}) must be >= 0 (0: all slots).",
         )
-        _require(
+        require(
             (self.tls_cert is None) == (self.tls_key is None),
             "inference.tls_cert and inference.tls_key go together; give both or neither.",
         )
@@ -146,8 +143,8 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         _positive(self, "frame_stack")
-        _require(self.lstm >= 0, f"network.lstm ({self.lstm}) must be >= 0 (0: no LSTM).")
-        _require(all(h > 0 for h in self.hidden), f"network.hidden {self.hidden} must be positive widths.")
+        require(self.lstm >= 0, f"network.lstm ({self.lstm}) must be >= 0 (0: no LSTM).")
+        require(all(h > 0 for h in self.hidden), f"network.hidden {self.hidden} must be positive widths.")
 
 
 @dataclass(frozen=True)
@@ -173,9 +170,9 @@ class ImpalaConfig:
     max_abs_reward: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(0 <= self.discount <= 1, f"impala.discount ({self.discount}) must lie in [0, 1].")
-        _require(0 <= self.lambda_ <= 1, f"impala.lambda_ ({self.lambda_}) must lie in [0, 1].")
-        _require(
+        require(0 <= self.discount <= 1, f"impala.discount ({self.discount}) must lie in [0, 1].")
+        require(0 <= self.lambda_ <= 1, f"impala.lambda_ ({self.lambda_}) must lie in [0, 1].")
+        require(
             self.clip_rho >= 1,
             f"impala.clip_rho ({self.clip_rho}) must be >= 1: V-trace needs rho-bar >= c-bar, and c-bar is 1.",
         )
@@ -221,8 +218,8 @@ class LearnerConfig:
         _positive(self, "batch_size", "unroll_length", "microbatches", "learning_rate", "epsilon")
         _not_negative(self, "learning_rate_end", "learning_rate_steps", "max_grad_norm", "queue_unrolls")
         _not_negative(self, "devices", "inference_devices")
-        _require(0 <= self.rmsprop_decay < 1, f"learner.rmsprop_decay ({self.rmsprop_decay}) must lie in [0, 1).")
-        _require(
+        require(0 <= self.rmsprop_decay < 1, f"learner.rmsprop_decay ({self.rmsprop_decay}) must lie in [0, 1).")
+        require(
             self.batch_size % self.microbatches == 0,
             f"learner.batch_size ({self.batch_size}) must be divisible by learner.microbatches ({self.microbatches}).",
         )
@@ -242,7 +239,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         _positive(self, "keep")
-        _require(self.interval_s >= 0, f"checkpoint.interval_s ({self.interval_s}) must be >= 0.")
+        require(self.interval_s >= 0, f"checkpoint.interval_s ({self.interval_s}) must be >= 0.")
 
 
 @dataclass(frozen=True)
@@ -310,28 +307,28 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
-        _require(self.num_actors >= 0, f"num_actors ({self.num_actors}) must be >= 0 (0: no actor processes).")
-        _require(self.eval_actors >= 0, f"eval_actors ({self.eval_actors}) must be >= 0.")
+        require(self.num_actors >= 0, f"num_actors ({self.num_actors}) must be >= 0 (0: no actor processes).")
+        require(self.eval_actors >= 0, f"eval_actors ({self.eval_actors}) must be >= 0.")
         _positive(self, "envs_per_actor")
-        _require(
+        require(
             self.envs_per_actor % self.actor.groups == 0,
             f"envs_per_actor ({self.envs_per_actor}) must be divisible by actor.groups ({self.actor.groups}); "
             "use another number or --actor.groups 1.",
         )
-        _require(
+        require(
             not (self.deterministic and self.inference.max_batch_size),
             f"deterministic runs act on all slots at once; inference.max_batch_size "
             f"({self.inference.max_batch_size}) must be 0.",
         )
-        _require(
+        require(
             self.inference.max_batch_size == 0 or self.inference.max_batch_size >= self.envs_per_group,
             f"inference.max_batch_size ({self.inference.max_batch_size}) must hold a group of {self.envs_per_group} "
             "environments (envs_per_actor / actor.groups), or be 0: all of them.",
         )
-        _require(0 <= self.seed < 2**31, f"seed ({self.seed}) must lie in 0 .. 2**31-1.")
-        _require(self.replay == "embedded", f"replay ({self.replay!r}) must be 'embedded'.")
-        _require(self.steps is None or self.steps > 0, f"steps ({self.steps}) must be positive.")
-        _require(self.seconds is None or self.seconds > 0, f"seconds ({self.seconds}) must be positive.")
+        require(0 <= self.seed < 2**31, f"seed ({self.seed}) must lie in 0 .. 2**31-1.")
+        require(self.replay == "embedded", f"replay ({self.replay!r}) must be 'embedded'.")
+        require(self.steps is None or self.steps > 0, f"steps ({self.steps}) must be positive.")
+        require(self.seconds is None or self.seconds > 0, f"seconds ({self.seconds}) must be positive.")
 
     @property
     def envs_per_group(self) -> int:
@@ -342,65 +339,3 @@ class Config:
     def num_slots(self) -> int:
         """Environments of the whole run, evaluation included (0 actors: the one in the learner's process)."""
         return (max(self.num_actors, 1) + self.eval_actors) * self.envs_per_actor
-
-
-def to_json(config: Any) -> str:
-    """The config as JSON text, one key a line."""
-    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
-
-
-def from_json(text: str) -> Config:
-    """The config of `to_json`.
-
-    Raises:
-        ConfigError: a key is unknown, or a value is not allowed.
-    """
-    return _build(Config, json.loads(text), "config")
-
-
-def _build(cls: type, values: dict[str, Any], path: str) -> Any:
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    unknown = sorted(set(values) - set(fields))
-    _require(not unknown, f"{path} has unknown fields {unknown}; allowed are {sorted(fields)}.")
-    built = {}
-    for name, value in values.items():
-        factory = fields[name].default_factory
-        if isinstance(factory, type) and dataclasses.is_dataclass(factory):
-            value = _build(factory, value, f"{path}.{name}")
-        built[name] = tuple(value) if isinstance(value, list) else value
-    return cls(**built)
-
-
-def read_config(run_dir: str | Path) -> Config:
-    """The config.json of a run directory.
-
-    Raises:
-        ConfigError: there is none, or it is not a run's config.
-    """
-    path = Path(run_dir) / "config.json"
-    try:
-        return from_json(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); is {run_dir} a run's directory?") from error
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{path} is not a run's config: {error}") from error
-
-
-def load_recipe(path: str | Path) -> Config:
-    """Runs `config()` of a recipe file.
-
-    Raises:
-        ConfigError: there is no such file, or it defines no `config()` that returns a Config.
-    """
-    path = Path(path)
-    _require(path.is_file(), f"config file {str(path)!r} does not exist.")
-    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    make = getattr(module, "config", None)
-    _require(callable(make), f"{path} must define config() -> seedx.config.Config.")
-    made = make()  # type: ignore[misc]
-    _require(isinstance(made, Config), f"config() of {path} returned {type(made).__name__}; it must be a Config.")
-    return made

@@ -26,7 +26,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seedx.config import Config, ConfigError, read_config
+from seedx.config import Config, ConfigError
+from seedx.config_file import read_config
 from seedx.signals import on_stop
 from seedx.supervisor import USER_ERROR, die_with_parent
 

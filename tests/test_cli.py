@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from seedx import cli, rundir
-from seedx.config import Config, ConfigError, NetworkConfig, from_json, load_recipe, to_json
+from seedx.config import Config, ConfigError, NetworkConfig
+from seedx.config_file import from_json, load_recipe, to_json
 
 ROOT = Path(__file__).parent.parent
 LOCAL = ROOT / "launch" / "local.py"

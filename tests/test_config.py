@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seedx.config import (
-    Config,
-    ConfigError,
-    InferenceConfig,
-    LearnerConfig,
-    NetworkConfig,
-    from_json,
-    load_recipe,
-    to_json,
-)
+from seedx.config import Config, ConfigError, InferenceConfig, LearnerConfig, NetworkConfig
+from seedx.config_file import from_json, load_recipe, to_json
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"

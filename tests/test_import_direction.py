@@ -16,7 +16,7 @@ LAYERS = [
     {"agents", "evaluate", "report", "program"},
     {"learner", "inference", "envs", "replay", "cli", "console", "curve"},
     {"networks", "weights", "checkpoint", "metrics", "runlog", "profiling"},
-    {"imports", "rundir", "seeds", "sharding", "signals", "specs", "threads"},
+    {"config_file", "imports", "rundir", "seeds", "sharding", "signals", "specs", "threads"},
     {"config", "types"},
 ]
 ACROSS = {

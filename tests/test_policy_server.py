@@ -1,6 +1,7 @@
 """The policy server through real gRPC: what actors get, what the replay gets, and who is not disturbed by whom."""
 
 import contextlib
+import queue
 import threading
 import time
 
@@ -15,7 +16,9 @@ from server_harness import Script, Server, T, make_config, play, wait_until
 from seedx.config import ConfigError, NetworkConfig
 from seedx.envs.actor import run_actor
 from seedx.inference import client, wire
-from seedx.inference.client import Finished, RejectedError, Replaced, ServerLostError
+from seedx.inference.client import Connection, Finished, RejectedError, Replaced, ServerLostError
+from seedx.inference.frontend import FrontEnd
+from seedx.inference.streams import Streams
 from seedx.types import ArraySpec, EnvSpec, StepType
 
 TREE = EnvSpec(
@@ -423,3 +426,39 @@ def test_the_end_of_training_ends_streams_normally(tmp_path):
         with pytest.raises(error):
             stream.receive()
         connection.close()
+
+
+@pytest.mark.parametrize(("finished", "error"), [(True, Finished), (False, ServerLostError)])
+def test_the_end_of_training_reaches_those_that_are_not_admitted_yet(tmp_path, finished, error):
+    config = make_config(actors=1, groups=1)
+    server = Server(f"unix:{tmp_path}/s", config)
+    connection = server.connect(0)
+    # A call that has sent nothing yet, and a hello that waits for a second server to be ready.
+    pending: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    call = connection._channel.stream_stream(wire.ACT)(iter(pending.get, None))
+    wait_until(lambda: server.front_end._opening)
+    server.stop(finished=finished)
+    if finished:
+        assert list(call) == []
+    else:
+        with pytest.raises(grpc.RpcError, match="may come back"):
+            list(call)
+    pending.put(None)
+    connection.close()
+
+    second = FrontEnd(f"unix:{tmp_path}/t", config.inference, Streams(8, 8), lambda error: None)
+    second.start()
+    errors = []
+
+    def connect():
+        try:
+            Connection(second.address, config.inference, 0, VECTOR, 1, 2, evaluation=False, timeout_s=30.0)
+        except Exception as raised:
+            errors.append(raised)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    second.first_spec.result(10)
+    second.stop(finished=finished)
+    thread.join(10)
+    assert [type(raised) for raised in errors] == [error]

@@ -76,6 +76,11 @@ class Connection:
         envs_per_group: Environments of each group.
         evaluation: Act greedily and stay out of training.
         timeout_s: How long the server may take to admit the actor; it compiles first.
+
+    Raises:
+        Finished: the server ended training.
+        ConfigError: the server refuses this actor.
+        ServerLostError: the server cannot be reached.
     """
 
     def __init__(
@@ -185,6 +190,8 @@ def _explain(error: grpc.RpcError, address: str) -> Exception:
     code, details = error.code(), error.details()  # type: ignore[attr-defined]
     if code in _LOST:
         return ServerLostError(f"the policy server at {address} is lost: {code.name} {details}")
+    if code is grpc.StatusCode.OUT_OF_RANGE:
+        return Finished()
     if code is grpc.StatusCode.ABORTED:
         return Replaced(str(details))
     if code in _MISFITS:

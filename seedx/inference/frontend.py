@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import socket
 import threading
 import time
 import uuid
@@ -20,7 +18,6 @@ from typing import Protocol, runtime_checkable
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
@@ -28,10 +25,12 @@ from seedx import specs
 from seedx.config import ConfigError, InferenceConfig
 from seedx.inference import policy_pb2 as pb
 from seedx.inference import security, wire
+from seedx.inference.hello import parse_hello
 from seedx.inference.streams import Refused, Status, Stream, Streams
 from seedx.types import EnvSpec
 
 _CODES = {
+    Status.FINISHED: grpc.StatusCode.OUT_OF_RANGE,  # of a hello; a stream ends with OK
     Status.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
     Status.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
     Status.ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
@@ -39,7 +38,6 @@ _CODES = {
     Status.ABORTED: grpc.StatusCode.ABORTED,
     Status.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
 }
-_MAX_ENVS_PER_GROUP = 2**20
 _LIVE_CHECK_S = 0.1
 _CLOSE_S = 5.0
 
@@ -111,6 +109,7 @@ class FrontEnd:
         self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._closing: Refused | None = None
+        self._opening: set[asyncio.Task] = set()  # calls of streams that are not attached yet
         self._started: Future[int] = Future()
         self._health = HealthServicer()
         self._thread = threading.Thread(target=self._run, name="front-end", daemon=True)
@@ -192,7 +191,7 @@ class FrontEnd:
     def _bind(self, server: grpc.aio.Server) -> None:
         credentials = security.server_credentials(self._config)
         try:
-            if _is_live_socket(self.address):
+            if security.is_live_socket(self.address):
                 raise RuntimeError("somebody listens there")
             if credentials is None:
                 self.port = server.add_insecure_port(self.address)
@@ -219,6 +218,8 @@ class FrontEnd:
         self._ready.set()  # hellos that wait are turned away
         for stream in self._streams.all():
             self._end(stream, self._closing)
+        for task in self._opening:
+            task.cancel()
         await asyncio.sleep(0.05)  # the handlers write their last status
         await server.stop(grace=1.0)
 
@@ -252,7 +253,7 @@ class FrontEnd:
     async def _hello(self, message: bytes, context: grpc.aio.ServicerContext) -> pb.HelloReply:
         await self._authorize(context)
         try:
-            request, spec = _parse_hello(message)
+            request, spec = parse_hello(message)
             if not self.first_spec.done():
                 if self._env not in (None, spec.env):
                     raise Refused(
@@ -261,7 +262,7 @@ class FrontEnd:
                 self.first_spec.set_result(spec)
             await self._ready.wait()
             if self._closing is not None:
-                raise Refused(Status.UNAVAILABLE, "the server stops")
+                raise self._closing
             found = specs.differences(self.first_spec.result(), spec)
             if found:
                 raise Refused(Status.FAILED_PRECONDITION, "the environment differs: " + "; ".join(found) + ".")
@@ -287,15 +288,22 @@ class FrontEnd:
         except Refused as refused:
             await _end_call(context, refused)
         except asyncio.CancelledError:
-            if stream is None or stream.ended is None:
+            why = self._closing if stream is None else stream.ended
+            if why is None:
                 raise  # the other side went away
-            await _end_call(context, stream.ended)
+            await _end_call(context, why)
         finally:
             if stream is not None:
                 self._forget(stream)
 
     async def _attach(self, context: grpc.aio.ServicerContext) -> Stream | None:
-        message = await context.read()
+        task = asyncio.current_task()
+        assert task is not None
+        self._opening.add(task)
+        try:
+            message = await context.read()
+        finally:
+            self._opening.discard(task)
         if message is grpc.aio.EOF:
             return None
         if self._policy is None or self._closing is not None:
@@ -306,7 +314,7 @@ class FrontEnd:
         attach = request.attach
         run_id = (attach.run_id.start_time_ns, attach.run_id.nonce)
         stream = self._streams.attach(attach.actor_id, run_id, attach.group, self.first_spec.result())
-        stream.task = asyncio.current_task()
+        stream.task = task
         try:
             self._policy.attach(stream)
         except Refused:
@@ -333,38 +341,7 @@ class FrontEnd:
             self._policy.detach(stream)
 
 
-def _is_live_socket(address: str) -> bool:
-    """Whether somebody listens on a Unix socket: gRPC would take its path away from them."""
-    if not address.startswith("unix:"):
-        return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        return probe.connect_ex(address.removeprefix("unix:")) in (0, errno.EAGAIN)
-
-
 async def _end_call(context: grpc.aio.ServicerContext, why: Refused) -> None:
     """Ends a call with the status that fits; FINISHED is an ordinary end."""
     if why.status is not Status.FINISHED:
         await context.abort(_CODES[why.status], str(why))
-
-
-def _parse_hello(message: bytes) -> tuple[pb.HelloRequest, EnvSpec]:
-    try:
-        request = pb.HelloRequest.FromString(message)
-    except DecodeError as error:
-        raise Refused(Status.INVALID_ARGUMENT, f"{len(message)} bytes are no HelloRequest: {error}.") from error
-    if request.protocol != wire.PROTOCOL:
-        raise Refused(
-            Status.FAILED_PRECONDITION,
-            f"protocol is {request.protocol}, this server speaks {wire.PROTOCOL}; install one seedx on both sides.",
-        )
-    if not 1 <= request.groups <= 1024 or not 1 <= request.envs_per_group <= _MAX_ENVS_PER_GROUP:
-        raise Refused(
-            Status.INVALID_ARGUMENT,
-            f"groups ({request.groups}) must be 1 to 1024 and envs_per_group ({request.envs_per_group}) 1 to "
-            f"{_MAX_ENVS_PER_GROUP}.",
-        )
-    try:
-        return request, specs.from_json(request.spec_json)
-    except ValueError as error:
-        raise Refused(Status.INVALID_ARGUMENT, f"spec_json: {error}.") from error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import ipaddress
+import socket
 from pathlib import Path
 
 import grpc
@@ -102,3 +104,12 @@ def _read(path: str, name: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{name} {path!r} cannot be read: {error.strerror}.") from error
+
+
+def is_live_socket(address: str) -> bool:
+    """Whether somebody listens on a Unix socket: gRPC would take its path away from them."""
+    if not address.startswith("unix:"):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(address.removeprefix("unix:")) in (0, errno.EAGAIN)

@@ -1,0 +1,73 @@
+"""Configs as files: a run's config.json, and recipes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from seedx.config import Config, ConfigError, require
+
+
+def to_json(config: Any) -> str:
+    """The config as JSON text, one key a line."""
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_json(text: str) -> Config:
+    """The config of `to_json`.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is not allowed.
+    """
+    return _build(Config, json.loads(text), "config")
+
+
+def _build(cls: type, values: dict[str, Any], path: str) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - set(fields))
+    require(not unknown, f"{path} has unknown fields {unknown}; allowed are {sorted(fields)}.")
+    built = {}
+    for name, value in values.items():
+        factory = fields[name].default_factory
+        if isinstance(factory, type) and dataclasses.is_dataclass(factory):
+            value = _build(factory, value, f"{path}.{name}")
+        built[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**built)
+
+
+def read_config(run_dir: str | Path) -> Config:
+    """The config.json of a run directory.
+
+    Raises:
+        ConfigError: there is none, or it is not a run's config.
+    """
+    path = Path(run_dir) / "config.json"
+    try:
+        return from_json(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); is {run_dir} a run's directory?") from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is not a run's config: {error}") from error
+
+
+def load_recipe(path: str | Path) -> Config:
+    """Runs `config()` of a recipe file.
+
+    Raises:
+        ConfigError: there is no such file, or it defines no `config()` that returns a Config.
+    """
+    path = Path(path)
+    require(path.is_file(), f"config file {str(path)!r} does not exist.")
+    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    make = getattr(module, "config", None)
+    require(callable(make), f"{path} must define config() -> seedx.config.Config.")
+    made = make()  # type: ignore[misc]
+    require(isinstance(made, Config), f"config() of {path} returned {type(made).__name__}; it must be a Config.")
+    return made
