@@ -100,7 +100,7 @@ class InferenceConfig:
     max_batch_size: int = 0
     max_wait_ms: float = 5.0
     in_flight: int = 2
-    stream_timeout_s: float = 2.0
+    stream_timeout_s: float = 0.25
     hello_timeout_s: float = 120.0
     max_streams: int = 16_384
     tls_cert: str | None = None

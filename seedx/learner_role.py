@@ -6,6 +6,7 @@ the first update a signal ends the process at once; afterwards the learner finis
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from seedx.learner.learner import LearnerState
 
 _POLL_S = 0.1
-_STOP_GRACE_S = 25.0  # of the supervisor's 30
+_STOP_GRACE_S = 8.0  # of the supervisor's 10
 
 
 def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> int:
@@ -40,18 +41,21 @@ def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> in
     streams = Streams(config.num_slots, config.inference.max_streams)
     front_end = FrontEnd(address, config.inference, streams, crew.fail, env=config.env)
     front_end.start()
-    session = Session(config, run_dir, resume, crew, front_end, signals)
+    session = Session(config, run_dir, resume, crew, front_end, streams, signals)
     done = threading.Event()
     crew.spawn("learner", session.run, done)
-    return _wait(crew, session, done, signals)
+    return _wait(crew, session, done, signals, run_dir)
 
 
-def _wait(crew: Crew, session: Session, done: threading.Event, signals: list[int]) -> int:
+def _wait(crew: Crew, session: Session, done: threading.Event, signals: list[int], run_dir: Path) -> int:
     """Waits for the end, a failure or a signal, whichever is first; the exit code."""
     while not done.is_set() and not crew.stop.is_set() and not signals:
         done.wait(_POLL_S)
-    if session.learning and not done.wait(_STOP_GRACE_S):
-        print(f"the learner did not stop within {_STOP_GRACE_S:.0f} s and is ended as it is.", file=sys.stderr)
+    patience = rundir.Patience(run_dir, _STOP_GRACE_S)
+    while session.learning and not done.wait(_POLL_S):
+        if patience.over():
+            print(f"the learner has hung for {_STOP_GRACE_S:g} s; it ends without a last checkpoint.", flush=True)
+            break
     if isinstance(crew.failure, ConfigError):
         raise crew.failure
     if crew.failure is not None:
@@ -73,16 +77,25 @@ class Session:
     """
 
     def __init__(
-        self, config: Config, run_dir: Path, resume: bool, crew: Crew, front_end: FrontEnd, signals: list[int]
+        self,
+        config: Config,
+        run_dir: Path,
+        resume: bool,
+        crew: Crew,
+        front_end: FrontEnd,
+        streams: Streams,
+        signals: list[int],
     ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._resume = resume
         self._crew = crew
+        self._streams = streams
         self._signals = signals
         self._started = time.monotonic()
         self._seconds_before = 0.0
         self._episodes_before: dict[str, Any] | None = None
+        self._alone_since: float | None = None  # when the last stream was found gone
         self._solved: dict[str, float] = {}  # the figures that the goal was reached with
         self.front_end = front_end
         self.learning = False
@@ -135,15 +148,17 @@ class Session:
         """Actor 0 in this process, through the same client (`--num-actors 0`)."""
         from seedx.envs.actor import run_actor
         from seedx.envs.make import make_env
+        from seedx.inference.client import Replaced
 
-        run_actor(
-            self._config,
-            self.front_end.address,
-            actor_id=0,
-            make_group=lambda seeds: make_env(self._config, len(seeds), seeds),
-            session=rundir.newest_update(self._run_dir) if self._resume else 0,
-            stop=self._crew.stop,
-        )
+        with contextlib.suppress(Replaced):  # by a process
+            run_actor(
+                self._config,
+                self.front_end.address,
+                actor_id=0,
+                make_group=lambda seeds: make_env(self._config, len(seeds), seeds),
+                session=rundir.newest_update(self._run_dir) if self._resume else 0,
+                stop=self._crew.stop,
+            )
 
     def _build(self, spec: EnvSpec) -> None:
         from seedx import sharding
@@ -219,6 +234,7 @@ class Session:
         try:
             last_checkpoint = time.monotonic()
             while (reason := self._exit_reason()) is None:
+                self._check_actors()
                 batch = self.batches.next(_POLL_S)
                 if batch is None:
                     continue
@@ -251,6 +267,19 @@ class Session:
         if config.seconds is not None and time.monotonic() - self._started >= config.seconds:
             return "seconds"
         return None
+
+    def _check_actors(self) -> None:
+        """Raises ConfigError when no actor has been connected for `hello_timeout_s`: nobody would ever come back."""
+        if self._streams.num_training_streams:
+            self._alone_since = None
+            return
+        now, timeout_s = time.monotonic(), self._config.inference.hello_timeout_s
+        self._alone_since = self._alone_since or now
+        if now - self._alone_since > timeout_s:
+            raise ConfigError(
+                f"no actor has been connected for {timeout_s:g} s. Continue with --resume --run-dir {self._run_dir} "
+                "and start the actors too; raise --inference.hello-timeout-s if they may stay away for longer."
+            )
 
     def _is_solved(self) -> bool:
         """Whether the mean return has reached the goal; keeps the figures that it was reached with."""

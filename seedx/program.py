@@ -1,7 +1,7 @@
 """The topology of a run as data: which roles there are, the commands that start them, and the address they meet at.
 
-`python -m seedx.program --agent impala --num-actors 8 --format json` prints it. Launchers turn it into processes:
-`launch/local.py` on this machine, others on a cluster.
+`python -m seedx.program --agent impala --num-actors 8 --format json` prints it, and with `--prepare` makes the run
+directory too. Launchers turn it into processes: `launch/local.py` on this machine, others on a cluster.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import shlex
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class Program:
 
     Attributes:
         run_dir: The run directory, absolute; every role reads its config.json.
-        address: Where the policy server listens, "unix:/path" or "host:port".
+        address: Where the policy server listens, "unix:/path" or "host:port"; actors may reach it by another name.
         roles: The learner first.
     """
 
@@ -66,13 +67,25 @@ class Program:
 
 
 def make_program(
-    config: Config, run_dir: str | os.PathLike[str], address: str, python: str = sys.executable
+    config: Config,
+    run_dir: str | os.PathLike[str],
+    address: str,
+    python: str = sys.executable,
+    server: str | None = None,
 ) -> Program:
     """The program of a run: one learner, then `num_actors` actors, then `eval_actors` evaluation actors.
 
     With `num_actors=0` the learner's process steps the environments of actor 0 itself. Of a resumed run, the newest
     checkpoint in `run_dir` numbers the session, so that environments get other seeds than before.
+
+    Args:
+        config: Of the run.
+        run_dir: The run directory.
+        address: Where the learner listens.
+        python: The interpreter.
+        server: Where actors find it; None: at `address`, or by this machine's name if that means "all interfaces".
     """
+    server = server or _reachable(address)
     run_dir = os.path.abspath(run_dir)
     run = (python, "-m", "seedx.run")
     resume = ("--resume",) if config.resume else ()
@@ -90,7 +103,7 @@ def make_program(
         return Role(
             name=f"{'eval-' if evaluation else ''}actor-{actor_id}",
             kind="actor",
-            command=(*run, "actor", "--run-dir", run_dir, "--server", address, *flags, *session),
+            command=(*run, "actor", "--run-dir", run_dir, "--server", server, *flags, *session),
             restart=True,
             env=ACTOR_ENV,
         )
@@ -99,6 +112,12 @@ def make_program(
     actors = [actor(i, evaluation=False) for i in range(config.num_actors)]
     evaluators = [actor(first_evaluation + i, evaluation=True) for i in range(config.eval_actors)]
     return Program(run_dir=run_dir, address=address, roles=(learner, *actors, *evaluators))
+
+
+def _reachable(address: str) -> str:
+    """The address that other machines can connect to: nobody can connect to 0.0.0.0 or [::] but from here."""
+    host, _, port = address.rpartition(":")
+    return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]") else address
 
 
 def to_json(program: Program) -> str:
@@ -116,25 +135,29 @@ def to_text(program: Program) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the program of the flags of `launch/local.py`; it starts nothing and writes nothing."""
+    """Prints the program of the flags of `launch/local.py`; starts nothing, and writes nothing without `--prepare`."""
     from seedx import cli  # Here, so that launchers can import the nouns above without a command line.
     from seedx.config import ConfigError
 
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--format", choices=("text", "json"), default="text")
     own.add_argument("--address", help="where the policy server listens; a socket in the run directory by default")
+    own.add_argument("--server", help="where actors find it; this machine's name if --address is 0.0.0.0")
+    own.add_argument("--prepare", action="store_true", help="make the run directory and write its config.json")
     flags, rest = own.parse_known_args(argv)
     try:
         config = cli.parse(
             rest,
             prog="python -m seedx.program",
-            description="Prints the roles of a run: [--format text|json] [--address unix:/path|host:port]; then:",
+            description="Prints the roles of a run: [--format text|json] [--address unix:/path|host:port] "
+            "[--server host:port] [--prepare: makes the run directory]; then:",
         )
+        config = cli.prepare_run_dir(config) if flags.prepare else config
     except ConfigError as error:
         print(f"seedx.program: {error}", file=sys.stderr)
         return 2
     run_dir = os.path.abspath(config.run_dir or cli.default_run_dir(config))
-    program = make_program(config, run_dir, flags.address or f"unix:{run_dir}/learner.sock")
+    program = make_program(config, run_dir, flags.address or f"unix:{run_dir}/learner.sock", server=flags.server)
     print({"text": to_text, "json": to_json}[flags.format](program), end="")
     return 0
 

@@ -4,7 +4,8 @@
     python -m seedx.run actor --run-dir DIR --server unix:/path|host:port --actor-id I [--evaluation] [--session U]
         [--restart N]
 
-Exit codes: 0 done, 2 what no restart mends, 130 after SIGINT, 143 after SIGTERM or SIGHUP, else failure.
+Exit codes: 0 done, 2 what no restart mends, 3 another actor with this id took over, 130 after SIGINT, 143 after SIGTERM
+or SIGHUP, else failure.
 """
 
 # ruff: noqa: E402
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING
 from seedx.config import Config, ConfigError
 from seedx.config_file import read_config
 from seedx.signals import on_stop
-from seedx.supervisor import USER_ERROR, die_with_parent
+from seedx.supervisor import REPLACED, USER_ERROR, die_with_parent
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -89,7 +90,7 @@ class _Display(io.FileIO):
 def _run_actor(arguments: argparse.Namespace, config: Config) -> int:
     from seedx.envs.actor import run_actor
     from seedx.envs.make import make_env
-    from seedx.inference.client import ServerLostError
+    from seedx.inference.client import Replaced, ServerLostError
 
     # SystemExit ends whatever the main thread waits for, and environments are closed on the way.
     on_stop(lambda number: sys.exit(128 + number))
@@ -106,6 +107,9 @@ def _run_actor(arguments: argparse.Namespace, config: Config) -> int:
     except ServerLostError as error:
         print(f"actor {arguments.actor_id} ends: {error}", file=sys.stderr)
         return 1
+    except Replaced as replaced:
+        print(f"actor {arguments.actor_id} ends: {replaced}", file=sys.stderr)
+        return REPLACED
     return 0
 
 

@@ -1,9 +1,11 @@
-"""A run directory, as launchers and the learner share it: lock, config.json, names of checkpoints. No jax."""
+"""A run directory, as launchers and the learner share it: lock, config.json, checkpoints and their progress. No jax."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from seedx.config import ConfigError
@@ -43,3 +45,32 @@ def finished_checkpoints(directory: Path) -> list[Path]:
 def newest_update(run_dir: str | Path) -> int:
     """Updates of the newest finished checkpoint, good or not; 0 if there is none."""
     return max((int(path.name) for path in finished_checkpoints(Path(run_dir) / "checkpoints")), default=0)
+
+
+def last_write(run_dir: str | Path) -> int:
+    """When anything under RUN_DIR/checkpoints changed last, in its file system's nanoseconds; 0 if there is nothing."""
+    newest = 0
+    for directory, _, files in os.walk(Path(run_dir) / "checkpoints"):
+        for name in ("", *files):
+            with contextlib.suppress(OSError):  # Renamed or dropped meanwhile.
+                newest = max(newest, os.stat(os.path.join(directory, name)).st_mtime_ns)
+    return newest
+
+
+class Patience:
+    """Is over when `seconds` have passed since it began and since the last write of a checkpoint.
+
+    However long a large checkpoint takes on a slow disk, it is waited for; who hangs is not.
+    """
+
+    def __init__(self, run_dir: str | Path, seconds: float) -> None:
+        self._run_dir = run_dir
+        self._seconds = seconds
+        self._seen = last_write(run_dir)
+        self._since = time.monotonic()
+
+    def over(self) -> bool:
+        """Whether it is; to be asked a few times a second."""
+        if (seen := last_write(self._run_dir)) != self._seen:  # Compared with itself alone: clocks may differ.
+            self._seen, self._since = seen, time.monotonic()
+        return time.monotonic() - self._since > self._seconds

@@ -17,6 +17,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from seedx import rundir
 from seedx.program import Program, Role
 from seedx.signals import on_stop
 
@@ -27,6 +28,7 @@ _TAIL_LINES = 40
 _TAIL_BYTES = 16_384
 
 USER_ERROR = 2  # A role's exit code for what no restart mends.
+REPLACED = 3  # An actor's exit code when another one with its id took its place.
 
 
 @dataclass(frozen=True)
@@ -36,20 +38,17 @@ class Limits:
     Attributes:
         restarts: Restarts of one role within `window_s` before the run is given up.
         window_s: Seconds after which a restart is forgotten.
-        backoff_s: Pause before the first restart, seconds; it doubles with each further one ...
-        max_backoff_s: ... up to this.
-        learner_grace_s: From a signal until the learner is killed, seconds: it writes a checkpoint.
-        actor_grace_s: From SIGTERM until an actor is killed, seconds.
+        backoff_s: Pause before the first restart, seconds; it doubles with each further one.
+        grace_s: From a signal until a role is killed, seconds; the learner's starts anew with every write under
+            RUN_DIR/checkpoints.
         second_interrupt_s: A second Ctrl-C kills at once, unless it follows within these seconds: wrappers such as
             `uv run` forward the terminal's Ctrl-C a second time.
     """
 
     restarts: int = 5
     window_s: float = 600.0
-    backoff_s: float = 0.5
-    max_backoff_s: float = 10.0
-    learner_grace_s: float = 30.0
-    actor_grace_s: float = 10.0
+    backoff_s: float = 0.1
+    grace_s: float = 10.0
     second_interrupt_s: float = 0.5
 
 
@@ -67,7 +66,8 @@ def supervise(program: Program, limits: Limits | None = None) -> int:
     """Runs `program` to its end and returns the exit code of the run.
 
     The learner's stdout is ours; everything else goes to RUN_DIR/logs/<role>.log. A failed actor is restarted; the run
-    stops when a restart cannot help (exit code 2), when an actor's restarts are used up, and when the learner ends.
+    stops when a restart cannot help (exit code 2), when an actor's restarts are used up, and when the learner ends. An
+    actor that was replaced (exit code 3) stays away.
     SIGINT and SIGTERM are passed to the learner, which may write a checkpoint; then the actors are told. SIGHUP counts
     as SIGTERM.
 
@@ -90,7 +90,7 @@ def supervise(program: Program, limits: Limits | None = None) -> int:
             while code is None and not notes:
                 code = _round(children, limits)
                 time.sleep(_POLL_S)
-            return _stop(children, notes, code, limits)
+            return _stop(children, notes, code, limits, program.run_dir)
         finally:
             for child in children:
                 child.kill()
@@ -157,7 +157,7 @@ class _Child:
         count = len(self._failures)
         if count > limits.restarts:
             return None
-        pause = min(limits.backoff_s * 2 ** (count - 1), limits.max_backoff_s)
+        pause = limits.backoff_s * 2 ** (count - 1)
         self.restart_at = now + pause
         self._restarts += 1
         return f"restart {count} of {limits.restarts} in {pause:g} s"
@@ -191,6 +191,9 @@ def _ended(child: _Child, limits: Limits) -> int | None:
     """What the end of `child` means for the run: its exit code if the run is over."""
     if child.code == 0:
         return 0 if child.role.kind == "learner" else None
+    if child.code == REPLACED:
+        _say(f"{child.role.name} was replaced by another actor with its id and is not restarted; log: {child.log}")
+        return None
     if child.code == USER_ERROR:
         _report(child, f"{child.death()}; a restart cannot help")
         return USER_ERROR
@@ -206,7 +209,9 @@ def _ended(child: _Child, limits: Limits) -> int | None:
     return _exit_code(child.code)
 
 
-def _stop(children: Sequence[_Child], notes: list[tuple[float, int]], code: int | None, limits: Limits) -> int:
+def _stop(
+    children: Sequence[_Child], notes: list[tuple[float, int]], code: int | None, limits: Limits, run_dir: str
+) -> int:
     """Ends all children, the learner first, and returns the exit code of the run.
 
     Args:
@@ -214,12 +219,13 @@ def _stop(children: Sequence[_Child], notes: list[tuple[float, int]], code: int 
         notes: Signals received: time and number; it grows meanwhile.
         code: The run's exit code, or None if it is a signal that stops it.
         limits: The limits.
+        run_dir: Where the learner may write a checkpoint.
     """
     number = notes[0][1] if code is None else signal.SIGTERM
     learners = [c for c in children if c.role.kind == "learner"]
     actors = [c for c in children if c.role.kind != "learner"]
-    _end(learners, number, limits.learner_grace_s, notes, limits)
-    _end(actors, signal.SIGTERM, limits.actor_grace_s, notes, limits)
+    _end(learners, number, notes, limits, run_dir)
+    _end(actors, signal.SIGTERM, notes, limits, run_dir)
     if code is not None:
         return code
     for learner in learners:
@@ -234,15 +240,13 @@ def _stop(children: Sequence[_Child], notes: list[tuple[float, int]], code: int 
     return 128 + number
 
 
-def _end(
-    children: Sequence[_Child], number: int, grace_s: float, notes: list[tuple[float, int]], limits: Limits
-) -> None:
-    """Sends signal `number`, waits `grace_s` at most, and kills what is left."""
+def _end(children: Sequence[_Child], number: int, notes: list[tuple[float, int]], limits: Limits, run_dir: str) -> None:
+    """Sends signal `number`, waits while checkpoints are written and `limits.grace_s` more, kills what is left."""
     for child in children:
         child.signal(number)
-    deadline = time.monotonic() + grace_s
+    patience = rundir.Patience(run_dir, limits.grace_s)
     while running := [c for c in children if c.process is not None and not c.poll()]:
-        if time.monotonic() > deadline or _interrupted_twice(notes, limits):
+        if patience.over() or _interrupted_twice(notes, limits):
             for child in running:
                 _say(f"{child.role.name} has not ended after signal {number}; killed")
                 child.kill()

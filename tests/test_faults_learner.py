@@ -1,17 +1,29 @@
 """Faults of the learner's process and of whole runs: signals, failures, checkpoints, disks."""
 
+import contextlib
+import dataclasses
 import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from processes import ROOT, TINY, Processes, last, make_run
 
+from seedx import learner_role
 from seedx.checkpoint import load_params
+from seedx.config_file import read_config
+from seedx.envs.make import make_env
+from seedx.inference.client import Connection
+from seedx.threads import Crew
 
 
 @pytest.fixture
@@ -88,6 +100,25 @@ def test_actors_wait_for_a_learner_that_was_killed_and_training_goes_on_from_the
     assert "Traceback" not in actor.err
 
 
+def test_the_first_actions_of_a_resumed_run_are_those_of_the_checkpoint(tmp_path, processes, finished):
+    run_dir, address = tmp_path / "run", f"unix:{tmp_path}/socket"
+    shutil.copytree(finished, run_dir)
+    make_run(run_dir, "--resume", "--steps", "1000000")
+    config = read_config(run_dir)
+    learner = processes.role("learner", run_dir, address, "--resume")
+    learner.until((tmp_path / "socket").exists, "a server")
+    env = make_env(config, 2, np.arange(2))
+    spec = dataclasses.replace(env.spec, env=config.env)
+    connection = Connection(
+        address, config.inference, actor_id=0, spec=spec, groups=2, envs_per_group=2, evaluation=False, timeout_s=60.0
+    )
+    with contextlib.closing(connection):
+        stream = connection.open_stream(0)
+        stream.send(env.reset())
+        stream.receive()
+    assert stream.version == max(checkpoints(run_dir)) > 0
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_both_resume_and_evaluate_say_so(tmp_path, processes, finished):
     run_dir = tmp_path / "run"
     shutil.copytree(finished, run_dir)
@@ -150,6 +181,11 @@ def test_ctrl_c_at_any_phase(tmp_path, processes, delay_s):
 
 
 @pytest.mark.slow
+def test_a_closed_terminal_ends_a_run_with_a_checkpoint(tmp_path, processes):
+    check_signal(tmp_path / "run", processes, signal.SIGHUP, None)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_at_any_phase(tmp_path, processes, number):
@@ -171,14 +207,46 @@ def check_signal(run_dir: Path, processes: Processes, number: int, delay_s: floa
         time.sleep(delay_s)
     updates = last(run_dir, "updates")
     run.interrupt(number)
-    assert run.wait(30) in (128 + number, -number), run.said  # Python's own start-up has no handlers
+    told = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+    assert run.wait(30) in (128 + told, -number), run.said  # Python's own start-up has no handlers
     assert not processes.alive()
     assert run.err == "" or not run_dir.exists()
     assert "Traceback" not in "".join(path.read_text() for path in run_dir.glob("logs/*.log"))
     if updates:
         assert max(checkpoints(run_dir)) >= updates
-        assert json.loads((run_dir / "summary.json").read_text())["exit"] == signal.Signals(number).name
+        assert json.loads((run_dir / "summary.json").read_text())["exit"] == told.name
         assert load_params(run_dir).update == max(checkpoints(run_dir))
+
+
+@pytest.mark.slow
+def test_a_learner_that_hangs_is_ended_within_ten_seconds(tmp_path, processes):
+    run_dir = tmp_path / "run"
+    run = processes.local(run_dir, "--checkpoint.interval-s", "0.1")
+    run.until(lambda: len(checkpoints(run_dir)) >= 2, "checkpoints")
+    [learner] = processes.alive("learner")
+    learner.suspend()
+    started = time.monotonic()
+    run.send(signal.SIGTERM)
+    assert run.wait(20) == 143, run.said
+    assert 9 < time.monotonic() - started < 13
+    assert "learner has not ended after signal 15; killed" in run.err
+    assert not processes.alive()
+    assert load_params(run_dir).update == max(checkpoints(run_dir))
+
+
+def test_a_learner_thread_that_hangs_does_not_keep_the_process(tmp_path, monkeypatch, capsys):
+    """The learner's thread never finishes; what it wrote meanwhile gave it more time."""
+    monkeypatch.setattr(learner_role, "_STOP_GRACE_S", 0.4)
+    session = SimpleNamespace(learning=True)
+    (tmp_path / "checkpoints").mkdir()
+    writes = [threading.Timer(0.3 * i, (tmp_path / "checkpoints" / str(i)).touch) for i in (1, 2, 3)]
+    for write in writes:
+        write.start()
+    started = time.monotonic()
+    code = learner_role._wait(Crew(), cast(Any, session), threading.Event(), [signal.SIGTERM], tmp_path)
+    assert code == 143
+    assert 1.3 <= time.monotonic() - started < 3
+    assert "has hung for 0.4 s; it ends without a last checkpoint" in capsys.readouterr().out
 
 
 def test_nothing_survives_a_supervisor_that_is_killed(tmp_path, processes):
@@ -229,3 +297,30 @@ def test_a_file_that_cannot_be_written_any_more_ends_the_run_with_a_checkpoint(t
         assert "--resume" in run.err
         assert load_params(run_dir).update > 0
         assert not processes.alive()
+
+
+# A file system of 3 MB that only these processes see, and a copy of it when they have ended.
+SMALL_DISK = ("unshare", "--user", "--map-root-user", "--mount", "bash", "-c")
+MOUNT = 'mount -t tmpfs -o size=3m tmpfs "$0"'
+RUN_AND_COPY = MOUNT + ' && { "$@"; code=$?; cp -r "$0" "$0-after"; exit $code; }'
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_the_run_and_the_last_checkpoint_is_good(tmp_path, processes):
+    run_dir, after = tmp_path / "run", tmp_path / "run-after"
+    run_dir.mkdir()
+    if shutil.which("unshare") is None or subprocess.run((*SMALL_DISK, MOUNT, str(run_dir)), check=False).returncode:
+        assert "tmpfs" not in os.environ.get("SEEDX_REQUIRE", "").split(), "a user namespace may not mount a tmpfs"
+        pytest.skip("a user namespace may not mount a tmpfs")
+    local = (sys.executable, str(ROOT / "launch" / "local.py"), *TINY, "--run-dir", str(run_dir))
+    flags = ("--checkpoint.interval-s", "0.05", "--checkpoint.keep", "1000")
+    run = processes.start(*SMALL_DISK, RUN_AND_COPY, str(run_dir), *local, *flags)
+    assert run.wait() == 1, run.said
+    assert "No space left on device" in run.said  # the log may be on the disk that is full
+    assert f"the run stops. Continue it with --resume --run-dir {run_dir}" in run.err
+    assert not processes.alive()
+    newest = max(checkpoints(after))
+    assert load_params(after).update == newest
+    resumed = processes.local(after, "--resume", "--steps", str(int(last(after, "env_steps")) + 200))
+    assert resumed.wait() == 0, resumed.said
+    assert f"resumed at update {newest:,}" in resumed.out

@@ -1,6 +1,8 @@
 """The topology of a run."""
 
 import json
+import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from seedx import program
 from seedx.config import Config
+from seedx.config_file import read_config
 from seedx.program import make_program
 
 ROOT = Path(__file__).parent.parent
@@ -82,6 +85,37 @@ def test_printed_as_json_it_is_the_program_and_nothing_is_written(tmp_path, monk
         *("--run-dir", str(tmp_path / "r"), "--listen", "10.0.0.1:7"),
     ]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "server"),
+    [
+        (("--address", "0.0.0.0:7000"), f"{socket.gethostname()}:7000"),
+        (("--address", "[::]:7000"), f"{socket.gethostname()}:7000"),
+        (("--address", "10.0.0.1:7000"), "10.0.0.1:7000"),
+        (("--address", "0.0.0.0:7000", "--server", "gateway:70"), "gateway:70"),
+    ],
+)
+def test_actors_are_told_an_address_that_other_machines_can_reach(capsys, flags, server):
+    assert program.main([*flags, "--num-actors", "1", "--run-dir", "r"]) == 0
+    learner, actor = capsys.readouterr().out.splitlines()
+    assert learner.endswith(f"--listen {shlex.quote(flags[1])}")
+    assert f"--server {server} " in actor
+
+
+def test_prepare_makes_the_run_directory_that_the_printed_roles_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--env", "catch", "--seed", "7", "--prepare", "--format", "json"]
+    assert program.main([*flags, "--run-dir", "here"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["run_dir"] == str(tmp_path / "here")
+    assert read_config(tmp_path / "here").seed == 7
+    assert program.main(flags) == 0  # the default one, whose name is found when it is made
+    made = json.loads(capsys.readouterr().out)["run_dir"]
+    assert read_config(made).seed == 7
+    (tmp_path / "here" / "checkpoints" / "5").mkdir(parents=True)
+    assert program.main([*flags, "--run-dir", "here"]) == 2
+    assert "already holds checkpoints" in capsys.readouterr().err
 
 
 def test_printed_as_text_every_line_is_a_shell_command(capsys):

@@ -36,6 +36,18 @@ def test_an_actor_gets_its_own_place_so_that_runs_repeat():
     assert streams.num_streams == 4
 
 
+def test_streams_of_training_are_counted_by_themselves():
+    streams = make()
+    _, training = connect(streams, 0)
+    connect(streams, 1, evaluation=True)
+    assert (streams.num_streams, streams.num_training_streams) == (4, 2)
+    connect(streams, 0, NEW, groups=1)  # replaces the two
+    assert (streams.num_streams, streams.num_training_streams) == (3, 1)
+    for stream in (*training, *streams.all()):
+        streams.detach(stream)
+    assert (streams.num_streams, streams.num_training_streams) == (0, 0)
+
+
 @pytest.mark.parametrize("run_id", [OLD, (99, 9), (100, 4)])
 def test_an_older_or_equal_run_is_turned_away(run_id):
     streams = make()

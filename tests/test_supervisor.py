@@ -15,7 +15,7 @@ from seedx.program import Program, Role
 from seedx.supervisor import Limits, supervise
 
 ROOT = Path(__file__).parent.parent
-FAST = Limits(restarts=2, backoff_s=0.02, learner_grace_s=20.0, actor_grace_s=20.0, second_interrupt_s=0.1)
+FAST = Limits(restarts=2, backoff_s=0.02, grace_s=20.0, second_interrupt_s=0.1)
 
 SLEEP = "time.sleep(60)"
 # Ends as `code` says as soon as file `name` is there.
@@ -138,6 +138,22 @@ def test_each_actor_has_restarts_of_its_own_and_old_ones_are_forgotten(tmp_path)
     assert supervise(program(tmp_path / "forgetful", learner, actor.format("a", 6)), forgetful) == 0
 
 
+def test_an_actor_that_was_replaced_is_not_restarted_and_one_line_says_so(tmp_path, capfd):
+    learner = WAIT_FOR.format(name="pid") + "time.sleep(0.3)"
+    assert supervise(program(tmp_path, learner, NOTE_PID + "sys.exit(3)"), FAST) == 0
+    assert len(pids(tmp_path)) == 1
+    log = tmp_path / "logs/actor-0.log"
+    expected = f"seedx: actor-0 was replaced by another actor with its id and is not restarted; log: {log}\n"
+    assert capfd.readouterr().err == expected
+
+
+def test_by_default_a_broken_environment_ends_the_run_within_seconds(tmp_path, capfd):
+    assert supervise(program(tmp_path, SLEEP, "1 / 0")) == 1
+    err = capfd.readouterr().err
+    assert re.findall("restart . of 5 in (.*) s;", err) == ["0.1", "0.2", "0.4", "0.8", "1.6"]
+    assert "ZeroDivisionError" in err
+
+
 @pytest.mark.parametrize("name", ["learner", "actor-0"])
 def test_a_user_error_stops_the_run_at_once(tmp_path, capfd, name):
     fails = NOTE_PID + "print('env Foo-v1 does not exist', file=sys.stderr); sys.exit(2)"
@@ -236,7 +252,7 @@ def test_an_interrupt_before_the_learner_has_handlers_is_no_failure(tmp_path):
 
 def test_whoever_ignores_the_signal_is_killed_in_the_end(tmp_path):
     stubborn = "signal.signal(15, signal.SIG_IGN)\n" + NOTE_PID + SLEEP
-    limits = Limits(learner_grace_s=0.2, actor_grace_s=0.2)
+    limits = Limits(grace_s=0.2)
     with supervisor(program(tmp_path, stubborn, stubborn), limits) as process:
         while not (tmp_path / "pid").exists() or len(pids(tmp_path)) < 2:
             time.sleep(0.01)
@@ -248,9 +264,28 @@ def test_whoever_ignores_the_signal_is_killed_in_the_end(tmp_path):
     assert not any(map(alive, pids(tmp_path)))
 
 
+def test_a_learner_is_waited_for_while_it_writes_a_checkpoint_and_killed_when_it_hangs(tmp_path):
+    learner = """
+def save(number, _):
+    os.makedirs('checkpoints/7')
+    for i in range(15):
+        open('checkpoints/7/part', 'a').write('x')
+        time.sleep(0.1)
+    time.sleep(60)
+signal.signal(signal.SIGTERM, save)
+"""
+    with supervisor(program(tmp_path, learner + NOTE_PID + SLEEP), Limits(grace_s=0.5)) as process:
+        wait_for(tmp_path / "pid")
+        process.terminate()
+        _, err = process.communicate(timeout=10)
+    assert (tmp_path / "checkpoints/7/part").read_text() == "x" * 15
+    assert process.returncode == 143
+    assert "learner has not ended after signal 15; killed" in err
+
+
 def test_a_second_interrupt_kills_at_once_but_a_forwarded_copy_of_the_first_does_not(tmp_path):
     learner = NOTE_SIGNALS.format(file="learner", then="pass") + NOTE_PID + "while True: time.sleep(60)"
-    limits = Limits(learner_grace_s=60.0, second_interrupt_s=0.5)
+    limits = Limits(grace_s=60.0, second_interrupt_s=0.5)
     with supervisor(program(tmp_path, learner), limits) as process:
         wait_for(tmp_path / "pid")
         process.send_signal(signal.SIGINT)

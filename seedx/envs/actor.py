@@ -16,7 +16,7 @@ import numpy as np
 
 from seedx.config import Config, ConfigError
 from seedx.envs.vectorize import ObservationError
-from seedx.inference.client import Connection, Finished, GroupStream, Replaced, ServerLostError
+from seedx.inference.client import Connection, Finished, GroupStream, ServerLostError
 from seedx.inference.wire import WireError
 from seedx.types import Env
 
@@ -57,6 +57,7 @@ def run_actor(
         ServerLostError: the server did not answer again within `config.actor.give_up_s`.
         ConfigError: the server refuses this actor, or an observation differs from the environment's spec.
         RejectedError: the server refuses this actor's rows.
+        Replaced: a newer run of this actor took its place.
     """
     stop = stop or threading.Event()
     seeds = env_seeds(config, actor_id, restart, session)
@@ -74,8 +75,6 @@ def run_actor(
                 deadline = _wait(error, deadline, config.actor.give_up_s, stop)
     except Finished:
         return
-    except Replaced as replaced:
-        print(f"actor {actor_id} ends: {replaced}", file=sys.stderr)
     except (ObservationError, WireError) as error:
         raise ConfigError(f"env {config.env!r} contradicts its own spec: {error}") from error
     finally:

@@ -88,6 +88,7 @@ class Streams:
 
     Attributes:
         num_streams: Attached streams.
+        num_training_streams: Those that are not of evaluation.
     """
 
     UNUSED_AFTER_S = 30.0  # an actor that said hello but opened no stream gives its slots back
@@ -100,6 +101,7 @@ class Streams:
         self._free = np.ones(num_slots, bool)
         self._codecs: dict[int, tuple[TimestepCodec, ActionCodec]] = {}  # by environments of a group
         self.num_streams = 0
+        self.num_training_streams = 0
 
     def hello(
         self, actor_id: int, run_id: tuple[int, int], groups: int, envs_per_group: int, evaluation: bool
@@ -166,7 +168,7 @@ class Streams:
         )
         actor.streams[group] = stream
         self._unused.pop(actor_id, None)
-        self.num_streams += 1
+        self._count(actor, 1)
         return stream
 
     def detach(self, stream: Stream) -> None:
@@ -175,7 +177,7 @@ class Streams:
         if actor is None or actor.streams.get(stream.group) is not stream:
             return  # it was replaced
         del actor.streams[stream.group]
-        self.num_streams -= 1
+        self._count(actor, -1)
         if not actor.streams:
             self._remove(stream.actor_id)
 
@@ -205,7 +207,11 @@ class Streams:
         if actor is not None:
             self._unused.pop(actor_id, None)
             self._free[actor.place] = True
-            self.num_streams -= len(actor.streams)
+            self._count(actor, -len(actor.streams))
+
+    def _count(self, actor: _Actor, change: int) -> None:
+        self.num_streams += change
+        self.num_training_streams += 0 if actor.evaluation else change
 
     def _find_slots(self, actor_id: int, count: int) -> int:
         """The actor's own place (actor_id * count), so that runs repeat; the first free one if it is taken."""
