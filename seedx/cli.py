@@ -90,8 +90,10 @@ def _defaults(choosers: _Choosers) -> Config:
 def recipe_name(agent: str, env: str) -> str | None:
     """Name of the recipe in configs/ that fits, or None."""
     match agent, env:
-        case "impala", "CartPole-v1" | "catch" | "memory":
+        case "impala", "CartPole-v1" | "Pendulum-v1" | "catch" | "memory":
             return f"impala_{env.removesuffix('-v1').lower()}"
+        case "impala", "MiniGrid-DoorKey-5x5-v0":
+            return "impala_minigrid"
         case "impala", _ if is_atari(env):
             return "impala_atari"
         case _:

@@ -42,6 +42,8 @@ def local(*flags: str, cwd: Path) -> subprocess.CompletedProcess:
         ([], "impala_cartpole"),
         (["--agent", "impala"], "impala_cartpole"),
         (["--env", "Pong-v5"], "impala_atari"),
+        (["--env", "Pendulum-v1"], "impala_pendulum"),
+        (["--env", "MiniGrid-DoorKey-5x5-v0"], "impala_minigrid"),
         (["--env=catch"], "impala_catch"),
         (["--env", "memory"], "impala_memory"),
     ],

@@ -12,6 +12,7 @@ import pytest
 from processes import Processes
 
 from seedx.checkpoint import load_params
+from seedx.config_file import from_json
 from seedx.runlog import SUMMARY_KEYS, read_rows
 
 
@@ -110,18 +111,33 @@ def test_an_evaluation_actor_plays_greedily_beside_training(processes, tmp_path)
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_where_it_was(processes, tmp_path):
     run_dir = tmp_path / "run"
-    before = learn(processes, run_dir, "--stop-at-return", "450")
-    saved = load_params(run_dir).update
-    more = str(int(before["env_steps"] + 60_000))
+    before = learn(processes, run_dir, "--stop-at-return", "450", "--metrics.interval-s", "0.2")
+    saved, stopped = load_params(run_dir).update, len(read_rows(run_dir / "metrics.jsonl"))
+    more = str(int(before["env_steps"] + 120_000))
     after = learn(processes, run_dir, "--resume", "--stop-at-return", "None", "--steps", more)
     rows = read_rows(run_dir / "metrics.jsonl")
-    resumed = rows[next(i for i, row in enumerate(rows) if i and row["seconds"] > before["seconds"] + 0.2) :]
-    assert resumed[0]["updates"] >= saved
+    resumed = list(itertools.pairwise(rows[stopped - 1 :]))  # each with the row before
+    assert resumed[0][1]["updates"] >= saved
     assert all(a["env_steps"] <= b["env_steps"] for a, b in itertools.pairwise(rows))
     assert after["updates"] > before["updates"] >= saved
     assert after["seconds"] > before["seconds"]
-    # The window holds only episodes of this session by now: the policy is as good as it was.
-    assert after["return_mean"] >= 0.9 * before["return_mean"]
+
+    # The next 100 episodes are as good as those before.
+    episodes = np.array([row["episodes"] - former["episodes"] for former, row in resumed])
+    returns = np.array([row.get("return_interval_mean", 0.0) for _, row in resumed])
+    next_hundred = np.cumsum(episodes) - episodes < 100
+    assert episodes.sum() > 100
+    assert np.average(returns[next_hundred], weights=episodes[next_hundred]) >= 0.9 * before["return_mean"]
+
+    # The learning rate goes on along its line: a row holds the mean over the updates since the row before.
+    config = from_json((run_dir / "config.json").read_text()).learner
+    steps, rates = [0.0, config.learning_rate_steps], [config.learning_rate, config.learning_rate_end]
+    applied = [(former, row) for former, row in resumed if "learner/learning_rate" in row]
+    assert applied
+    for former, row in applied:
+        latest = row["env_steps"] + config.batch_size * config.unroll_length  # counted just after
+        lowest, highest = np.interp([latest, former["env_steps"]], steps, rates)
+        assert lowest * 0.9999 <= row["learner/learning_rate"] <= highest * 1.0001
 
 
 @pytest.mark.slow
@@ -141,6 +157,22 @@ def test_memory_is_learned_with_an_lstm_and_not_without(processes, tmp_path):
     )
     assert blind["exit"] == "steps"
     assert blind["return_mean"] < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_pendulum_is_learned_with_continuous_actions(processes, tmp_path):
+    summary = learn(processes, tmp_path / "run", "--env", "Pendulum-v1", timeout_s=720)
+    assert summary["exit"] == "solved"
+    assert evaluated(processes, tmp_path / "run", 100) >= -300  # a random policy: -1,250
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_minigrid_is_learned_from_a_dict_of_grid_direction_and_text(processes, tmp_path):
+    summary = learn(processes, tmp_path / "run", "--env", "MiniGrid-DoorKey-5x5-v0", timeout_s=720)
+    assert summary["exit"] == "solved"
+    assert evaluated(processes, tmp_path / "run", 100) >= 0.9  # a random policy: 0.03
 
 
 def assert_bit_equal(left: dict, right: dict) -> None:

@@ -90,9 +90,24 @@ def test_specs():
     assert pendulum.action == ArraySpec((1,), "float32", minimum=-2.0, maximum=2.0)
     assert pendulum.observation == ArraySpec((3,), "float32", minimum=(-1.0, -1.0, -8.0), maximum=(1.0, 1.0, 8.0))
     assert make("FrozenLake-v1").spec.observation == ArraySpec((), "int32", num_values=16)
-    assert set(make("MiniGrid-Empty-5x5-v0").spec.observation) == {"direction", "image", "mission"}
+    assert make("MiniGrid-Empty-5x5-v0").spec.observation == {
+        "direction": ArraySpec((), "int32", num_values=4),
+        "image": ArraySpec((7, 7, 3), "uint8", num_values=11),  # categories: EnvPool says 0 .. 255
+        "mission": ArraySpec((96,), "uint8", minimum=0.0, maximum=255.0),
+    }
     inverted = make("InvertedPendulum-v4").spec
     assert (inverted.observation.dtype, inverted.action.dtype, inverted.frame_skip) == ("float32", "float32", 2)
+
+
+@pytest.mark.parametrize(
+    "env_id", ["MiniGrid-DoorKey-5x5-v0", "MiniGrid-ObstructedMaze-Full-v0", "BabyAI-BossLevel-v0"]
+)
+def test_grids_hold_the_categories_of_their_spec(env_id):
+    rows = rollout(make(env_id), 200)
+    cells = np.stack([row.observation["image"] for row in rows]).reshape(-1, 3)
+    assert 4 <= cells[:, 0].max() < make(env_id).spec.observation["image"].num_values  # 4: a door
+    assert cells[:, 1].max() <= 5
+    assert cells[:, 2].max() <= 2
 
 
 def test_atari_preset_reaches_envpool():

@@ -166,6 +166,12 @@ def test_leaves_as_a_net_sees_them():
     np.testing.assert_array_equal(as_float(ArraySpec((), "int32"), jnp.array([-7])), np.float32([-7]))
 
 
+def test_a_grid_of_categories_is_one_hot_through_the_mlp():
+    grid = EnvSpec("grid", {"grid": ArraySpec((7, 5, 3), "uint8", 11), "text": ArraySpec((6,), "uint8")}, ACTION)
+    params = jax.eval_shape(build_network(NetworkConfig(), grid).init, jax.random.key(0))
+    assert params["torso"]["mlp"]["layers"]["layer_0"]["kernel"].shape == (7 * 5 * 3 * 11 + 6, 64)
+
+
 class Doubles(nnx.Module):
     num_features = 4
 

@@ -25,6 +25,7 @@ from seedx.envs.specs import bounded, categorical
 from seedx.types import ArraySpec, EnvSpec, StepType, TimeStep, Tree
 
 _MAX_NUM_VALUES = 2**20  # an integer leaf with more values is a number, not a category (EnvPool's own threshold)
+_GRID_VALUES = 11  # MiniGrid's and BabyAI's kinds of object; colours and states are fewer
 _JUMANJI = "envpool.jumanji.registration"
 
 
@@ -181,6 +182,11 @@ def _is_atari(allowed: Sequence[str]) -> bool:
     return {field.name for field in dataclasses.fields(AtariConfig)} - own_names <= set(allowed)
 
 
+def _is_grid_world(allowed: Sequence[str]) -> bool:
+    """Whether an environment with these EnvPool options is of MiniGrid or BabyAI."""
+    return {"agent_view_size", "mission_bytes"} <= set(allowed)
+
+
 def _env_spec(env_id: str, pool_spec: Any) -> EnvSpec:
     options = pool_spec.config
     if options.max_num_players > 1:
@@ -196,6 +202,9 @@ def _env_spec(env_id: str, pool_spec: Any) -> EnvSpec:
     )
     if getattr(options, "stack_num", None) == 1 and observation.shape[0] == 1:  # [1, H, W]: a grey frame
         observation = dataclasses.replace(observation, shape=observation.shape[1:])
+    if _is_grid_world(options._fields):  # EnvPool says 0 .. 255 of the objects, colours and states of the cells
+        cells = dataclasses.replace(observation["image"], num_values=_GRID_VALUES, minimum=None, maximum=None)
+        observation["image"] = cells
     action = _action_spec(env_id, pool_spec.action_array_spec)
     return EnvSpec(env_id, observation, action, frame_skip=getattr(options, "frame_skip", 1))
 
