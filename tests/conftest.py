@@ -1,7 +1,10 @@
 """Eight simulated devices, strict dtypes and ranks, and jaxtyping shapes checked at run time."""
 
 import os
+import signal
 import sys
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, all that the tests start would ignore it
 
 # Before anything imports jax.
 os.environ["XLA_FLAGS"] = " ".join(
@@ -15,7 +18,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-from jaxtyping import install_import_hook
+from jaxtyping import install_import_hook  # noqa: E402
 
 _hook = install_import_hook("seedx", "checked.typechecked")
 
