@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import sys
@@ -17,7 +16,7 @@ import tyro
 
 from seedx import rundir
 from seedx.config import Config, ConfigError
-from seedx.config_file import from_json, load_recipe, to_json
+from seedx.config_file import load_recipe, read_config, to_json
 
 # The checkout's recipes; an installed wheel has none.
 RECIPES = Path(__file__).parent.parent / "configs"
@@ -81,7 +80,8 @@ def _defaults(choosers: _Choosers) -> Config:
     if choosers.config is not None:
         return load_recipe(choosers.config)
     if choosers.resume and choosers.run_dir is not None:
-        return _config_of_run(choosers.run_dir)
+        _require_run(choosers.run_dir)
+        return read_config(choosers.run_dir)
     name = recipe_name(choosers.agent, choosers.env)
     path = RECIPES / f"{name}.py"
     return load_recipe(path) if name is not None and path.is_file() else Config()
@@ -104,15 +104,6 @@ def is_atari(env: str) -> bool:
     """Whether EnvPool knows `env` as an Atari game. Goes by the name: importing EnvPool takes seconds."""
     game, dash, version = env.partition("-")
     return game.isalnum() and dash + version == "-v5" and game not in _MUJOCO_V5
-
-
-def _config_of_run(run_dir: Path) -> Config:
-    _require_run(run_dir)
-    path = run_dir / "config.json"
-    try:
-        return from_json(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{str(path)!r} is not valid JSON ({error}); give the recipe with --config.") from error
 
 
 def _require_run(run_dir: Path) -> None:

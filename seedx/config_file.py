@@ -26,6 +26,7 @@ def from_json(text: str) -> Config:
 
 
 def _build(cls: type, values: dict[str, Any], path: str) -> Any:
+    require(isinstance(values, dict), f"{path} is {values!r}; it must be an object with fields.")
     fields = {f.name: f for f in dataclasses.fields(cls)}
     unknown = sorted(set(values) - set(fields))
     require(not unknown, f"{path} has unknown fields {unknown}; allowed are {sorted(fields)}.")
@@ -61,6 +62,7 @@ def load_recipe(path: str | Path) -> Config:
     """
     path = Path(path)
     require(path.is_file(), f"config file {str(path)!r} does not exist.")
+    require(path.suffix == ".py", f"config file {str(path)!r} must be a Python file that defines config().")
     spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 _STOP_GRACE_S = 8.0  # of the supervisor's 10
+_SAVE_S = 600.0  # a last checkpoint that takes longer than that will never be finished
 
 
 def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> int:
@@ -41,7 +43,7 @@ def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> in
     streams = Streams(config.num_slots, config.inference.max_streams)
     front_end = FrontEnd(address, config.inference, streams, crew.fail, env=config.env)
     front_end.start()
-    session = Session(config, run_dir, resume, crew, front_end, streams, signals)
+    session = Session(config, run_dir, resume, crew, front_end, signals)
     done = threading.Event()
     crew.spawn("learner", session.run, done)
     return _wait(crew, session, done, signals, run_dir)
@@ -51,10 +53,13 @@ def _wait(crew: Crew, session: Session, done: threading.Event, signals: list[int
     """Waits for the end, a failure or a signal, whichever is first; the exit code."""
     while not done.is_set() and not crew.stop.is_set() and not signals:
         done.wait(_POLL_S)
-    patience = rundir.Patience(run_dir, _STOP_GRACE_S)
+    deadline = time.monotonic() + _STOP_GRACE_S
     while session.learning and not done.wait(_POLL_S):
-        if patience.over():
-            print(f"the learner has hung for {_STOP_GRACE_S:g} s; it ends without a last checkpoint.", flush=True)
+        if time.monotonic() - session.saving_since < _SAVE_S:
+            rundir.show_progress(run_dir)
+            deadline = time.monotonic() + _STOP_GRACE_S
+        if time.monotonic() > deadline:
+            print(f"the learner has hung for {_STOP_GRACE_S:g} s and is ended as it is.", flush=True)
             break
     if isinstance(crew.failure, ConfigError):
         raise crew.failure
@@ -74,6 +79,7 @@ class Session:
 
     Attributes:
         learning: Whether there was an update in this session, so that there is something to save.
+        saving_since: When the last checkpoint was begun, on the monotonic clock; -inf while none is being written.
     """
 
     def __init__(
@@ -83,22 +89,20 @@ class Session:
         resume: bool,
         crew: Crew,
         front_end: FrontEnd,
-        streams: Streams,
         signals: list[int],
     ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._resume = resume
         self._crew = crew
-        self._streams = streams
         self._signals = signals
         self._started = time.monotonic()
         self._seconds_before = 0.0
         self._episodes_before: dict[str, Any] | None = None
-        self._alone_since: float | None = None  # when the last stream was found gone
         self._solved: dict[str, float] = {}  # the figures that the goal was reached with
         self.front_end = front_end
         self.learning = False
+        self.saving_since = -math.inf
 
     def run(self, done: threading.Event) -> None:
         """From the first actor's hello to the last line; sets `done`, whether it succeeds or fails."""
@@ -168,6 +172,7 @@ class Session:
         from seedx.learner.batches import Batches
         from seedx.learner.learner import Learner, initial_state
         from seedx.metrics import Metrics
+        from seedx.profiling import ProfileWindow
         from seedx.replay.fifo import Fifo
         from seedx.report import Reporter
         from seedx.weights import WeightStore
@@ -206,6 +211,7 @@ class Session:
             self._crew,
             episodes=self._episodes_before,
         )
+        self.profile = ProfileWindow(config.metrics, self._run_dir)
         self.reporter = Reporter(config, self._run_dir, self.metrics, self._figures, self._crew.stop)
 
     def _compile(self) -> None:
@@ -228,9 +234,6 @@ class Session:
 
     def _learn(self) -> str:
         """Learns until something says stop; what it was. Even a failure leaves the state of the last good update."""
-        from seedx.profiling import ProfileWindow
-
-        profile = ProfileWindow(self._config.metrics, self._run_dir)
         try:
             last_checkpoint = time.monotonic()
             while (reason := self._exit_reason()) is None:
@@ -242,7 +245,7 @@ class Session:
                 solved = self._is_solved()
                 self.learner.step(batch)
                 self.learning = True
-                profile.tick()
+                self.profile.tick()
                 interval_s = self._config.checkpoint.interval_s
                 if interval_s and time.monotonic() - last_checkpoint > interval_s:
                     self._save()
@@ -253,8 +256,6 @@ class Session:
         except Exception as error:
             self._crew.fail(error)
             return "failed"
-        finally:
-            profile.close()
 
     def _exit_reason(self) -> str | None:
         config, state = self._config, self.learner.state
@@ -269,16 +270,13 @@ class Session:
         return None
 
     def _check_actors(self) -> None:
-        """Raises ConfigError when no actor has been connected for `hello_timeout_s`: nobody would ever come back."""
-        if self._streams.num_training_streams:
-            self._alone_since = None
-            return
-        now, timeout_s = time.monotonic(), self._config.inference.hello_timeout_s
-        self._alone_since = self._alone_since or now
-        if now - self._alone_since > timeout_s:
+        """Raises ConfigError when no training actor has asked for `hello_timeout_s`: perhaps none ever will."""
+        timeout_s = self._config.inference.hello_timeout_s
+        if time.monotonic() - self.policy.heard_at > timeout_s:
             raise ConfigError(
-                f"no actor has been connected for {timeout_s:g} s. Continue with --resume --run-dir {self._run_dir} "
-                "and start the actors too; raise --inference.hello-timeout-s if they may stay away for longer."
+                f"no training actor has asked for an action for {timeout_s:g} s: all are gone or hang. Continue with "
+                f"--resume --run-dir {self._run_dir} and start the actors too; raise --inference.hello-timeout-s if "
+                "they may stay away for longer."
             )
 
     def _is_solved(self) -> bool:
@@ -352,6 +350,9 @@ class Session:
     def _finish(self, reason: str) -> None:
         self.front_end.stop(finished=reason not in ("SIGTERM", "SIGINT", "failed"))
         if self.learning:
+            self.saving_since = time.monotonic()
             self._save(block=True)
         self.checkpointer.close()
+        self.saving_since = -math.inf
+        self.profile.close()
         self.reporter.finish(reason)

@@ -138,6 +138,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints the program of the flags of `launch/local.py`; starts nothing, and writes nothing without `--prepare`."""
     from seedx import cli  # Here, so that launchers can import the nouns above without a command line.
     from seedx.config import ConfigError
+    from seedx.inference.security import check_listen_address
 
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--format", choices=("text", "json"), default="text")
@@ -152,6 +153,8 @@ def main(argv: Sequence[str]) -> int:
             description="Prints the roles of a run: [--format text|json] [--address unix:/path|host:port] "
             "[--server host:port] [--prepare: makes the run directory]; then:",
         )
+        if flags.address is not None:
+            check_listen_address(flags.address, config.inference)
         config = cli.prepare_run_dir(config) if flags.prepare else config
     except ConfigError as error:
         print(f"seedx.program: {error}", file=sys.stderr)

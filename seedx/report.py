@@ -78,9 +78,9 @@ class Reporter:
         self._ended.wait(5.0)
         row = self._write_row()
         self._log.close()
-        self._draw_curve()
         summary = self._summary(row, reason)
         write_summary(self._run_dir, summary)
+        self._draw_curve()
         self._console.finish(closing_line(summary, str(self._run_dir), self._config.stop_at_return))
 
     def _write_row(self) -> dict[str, Any]:

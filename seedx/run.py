@@ -4,8 +4,8 @@
     python -m seedx.run actor --run-dir DIR --server unix:/path|host:port --actor-id I [--evaluation] [--session U]
         [--restart N]
 
-Exit codes: 0 done, 2 what no restart mends, 3 another actor with this id took over, 130 after SIGINT, 143 after SIGTERM
-or SIGHUP, else failure.
+Exit codes: 0 done, 2 what no restart mends, 77 another actor with this id took over, 130 after SIGINT, 143 after
+SIGTERM or SIGHUP, else failure.
 """
 
 # ruff: noqa: E402

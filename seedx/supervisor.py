@@ -28,7 +28,7 @@ _TAIL_LINES = 40
 _TAIL_BYTES = 16_384
 
 USER_ERROR = 2  # A role's exit code for what no restart mends.
-REPLACED = 3  # An actor's exit code when another one with its id took its place.
+REPLACED = 77  # An actor's exit code when another one with its id took its place.
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class Limits:
         restarts: Restarts of one role within `window_s` before the run is given up.
         window_s: Seconds after which a restart is forgotten.
         backoff_s: Pause before the first restart, seconds; it doubles with each further one.
-        grace_s: From a signal until a role is killed, seconds; the learner's starts anew with every write under
-            RUN_DIR/checkpoints.
+        grace_s: From a signal until a role is killed, seconds; it starts anew while the learner writes a checkpoint.
         second_interrupt_s: A second Ctrl-C kills at once, unless it follows within these seconds: wrappers such as
             `uv run` forward the terminal's Ctrl-C a second time.
     """
@@ -67,7 +66,7 @@ def supervise(program: Program, limits: Limits | None = None) -> int:
 
     The learner's stdout is ours; everything else goes to RUN_DIR/logs/<role>.log. A failed actor is restarted; the run
     stops when a restart cannot help (exit code 2), when an actor's restarts are used up, and when the learner ends. An
-    actor that was replaced (exit code 3) stays away.
+    actor that was replaced (exit code 77) stays away.
     SIGINT and SIGTERM are passed to the learner, which may write a checkpoint; then the actors are told. SIGHUP counts
     as SIGTERM.
 
@@ -191,7 +190,7 @@ def _ended(child: _Child, limits: Limits) -> int | None:
     """What the end of `child` means for the run: its exit code if the run is over."""
     if child.code == 0:
         return 0 if child.role.kind == "learner" else None
-    if child.code == REPLACED:
+    if child.code == REPLACED and child.role.kind == "actor":
         _say(f"{child.role.name} was replaced by another actor with its id and is not restarted; log: {child.log}")
         return None
     if child.code == USER_ERROR:
@@ -244,9 +243,11 @@ def _end(children: Sequence[_Child], number: int, notes: list[tuple[float, int]]
     """Sends signal `number`, waits while checkpoints are written and `limits.grace_s` more, kills what is left."""
     for child in children:
         child.signal(number)
-    patience = rundir.Patience(run_dir, limits.grace_s)
+    seen, deadline = rundir.progress(run_dir), time.monotonic() + limits.grace_s
     while running := [c for c in children if c.process is not None and not c.poll()]:
-        if patience.over() or _interrupted_twice(notes, limits):
+        if (now_seen := rundir.progress(run_dir)) != seen:
+            seen, deadline = now_seen, time.monotonic() + limits.grace_s
+        if time.monotonic() > deadline or _interrupted_twice(notes, limits):
             for child in running:
                 _say(f"{child.role.name} has not ended after signal {number}; killed")
                 child.kill()

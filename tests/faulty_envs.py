@@ -60,6 +60,8 @@ class Counting:
         match self._what.removeprefix("once-"):
             case "raise":
                 raise RuntimeError("the simulator exploded")
+            case "hang":
+                time.sleep(3600)
             case "shape":
                 return observation[:, :2], reward
             case "dtype":

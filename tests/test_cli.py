@@ -200,7 +200,7 @@ def test_resume_of_a_moved_run_stays_where_it_is_now(tmp_path):
 
 def test_resume_with_a_broken_config_names_the_file(tmp_path):
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"config.json' is not valid JSON.*--config"):
+    with pytest.raises(ConfigError, match=r"config.json is not a run's config: Expecting"):
         cli.parse(["--resume", "--run-dir", str(tmp_path)])
 
 

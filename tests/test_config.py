@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seedx.config import Config, ConfigError, InferenceConfig, LearnerConfig, NetworkConfig
-from seedx.config_file import from_json, load_recipe, to_json
+from seedx.config_file import from_json, load_recipe, read_config, to_json
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
@@ -124,6 +124,16 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, source, message):
         path.write_text(source)
     with pytest.raises(ConfigError, match=message):
         load_recipe(path)
+
+
+def test_files_that_are_no_configs_are_refused(tmp_path):
+    (tmp_path / "recipe.json").write_text("{}")
+    with pytest.raises(ConfigError, match="must be a Python file"):
+        load_recipe(tmp_path / "recipe.json")
+    for text, message in (("[]", "must be an object"), ('{"learner": 3}', "config.learner is 3"), ("{", "Expecting")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            read_config(tmp_path)
 
 
 if __name__ == "__main__":

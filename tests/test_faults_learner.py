@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from processes import ROOT, TINY, Processes, last, make_run
 
-from seedx import learner_role
+from seedx import learner_role, rundir
 from seedx.checkpoint import load_params
 from seedx.config_file import read_config
 from seedx.envs.make import make_env
@@ -235,18 +236,18 @@ def test_a_learner_that_hangs_is_ended_within_ten_seconds(tmp_path, processes):
 
 
 def test_a_learner_thread_that_hangs_does_not_keep_the_process(tmp_path, monkeypatch, capsys):
-    """The learner's thread never finishes; what it wrote meanwhile gave it more time."""
-    monkeypatch.setattr(learner_role, "_STOP_GRACE_S", 0.4)
-    session = SimpleNamespace(learning=True)
+    """The learner's thread never finishes; while it wrote a checkpoint it had more time, and its launcher knew."""
+    monkeypatch.setattr(learner_role, "_STOP_GRACE_S", 0.8)
+    session = SimpleNamespace(learning=True, saving_since=time.monotonic())
     (tmp_path / "checkpoints").mkdir()
-    writes = [threading.Timer(0.3 * i, (tmp_path / "checkpoints" / str(i)).touch) for i in (1, 2, 3)]
-    for write in writes:
-        write.start()
+    before = rundir.progress(tmp_path)
+    threading.Timer(1.5, lambda: setattr(session, "saving_since", -math.inf)).start()
     started = time.monotonic()
     code = learner_role._wait(Crew(), cast(Any, session), threading.Event(), [signal.SIGTERM], tmp_path)
     assert code == 143
-    assert 1.3 <= time.monotonic() - started < 3
-    assert "has hung for 0.4 s; it ends without a last checkpoint" in capsys.readouterr().out
+    assert 2.1 <= time.monotonic() - started < 5
+    assert rundir.progress(tmp_path) > before
+    assert "has hung for 0.8 s and is ended as it is" in capsys.readouterr().out
 
 
 def test_nothing_survives_a_supervisor_that_is_killed(tmp_path, processes):

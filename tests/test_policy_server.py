@@ -303,7 +303,7 @@ def test_a_newer_run_of_an_actor_takes_the_place_of_an_older_one(server, monkeyp
             # A process that started earlier stays out, however often its link comes and goes.
             monkeypatch.setattr(client, "_STARTED_NS", client._STARTED_NS - 1)
             for _ in range(2):
-                with pytest.raises(ConfigError, match=r"ALREADY_EXISTS.*actor 0 is connected already"):
+                with pytest.raises(Replaced, match="actor 0 is connected already and was started later"):
                     server.connect(0)
             script = Script(VECTOR, [3, 4])
             play(None, [script], T, [Continued(streams[0])])

@@ -75,14 +75,14 @@ def test_a_relative_run_directory_is_made_absolute(tmp_path, monkeypatch):
 
 def test_printed_as_json_it_is_the_program_and_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    flags = ["--agent", "impala", "--num-actors", "8", "--format", "json", "--address", "10.0.0.1:7", "--run-dir", "r"]
+    flags = ["--agent", "impala", "--num-actors", "8", "--format", "json", "--address", "127.0.0.1:7", "--run-dir", "r"]
     assert program.main(flags) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["address"] == "10.0.0.1:7"
+    assert printed["address"] == "127.0.0.1:7"
     assert [r["name"] for r in printed["roles"]] == ["learner", *(f"actor-{i}" for i in range(8))]
     assert printed["roles"][0]["command"] == [
         *(sys.executable, "-m", "seedx.run", "learner"),
-        *("--run-dir", str(tmp_path / "r"), "--listen", "10.0.0.1:7"),
+        *("--run-dir", str(tmp_path / "r"), "--listen", "127.0.0.1:7"),
     ]
     assert list(tmp_path.iterdir()) == []
 
@@ -97,7 +97,7 @@ def test_printed_as_json_it_is_the_program_and_nothing_is_written(tmp_path, monk
     ],
 )
 def test_actors_are_told_an_address_that_other_machines_can_reach(capsys, flags, server):
-    assert program.main([*flags, "--num-actors", "1", "--run-dir", "r"]) == 0
+    assert program.main([*flags, "--num-actors", "1", "--run-dir", "r", "--inference.token-file", "t"]) == 0
     learner, actor = capsys.readouterr().out.splitlines()
     assert learner.endswith(f"--listen {shlex.quote(flags[1])}")
     assert f"--server {server} " in actor
@@ -119,10 +119,20 @@ def test_prepare_makes_the_run_directory_that_the_printed_roles_read(tmp_path, m
 
 
 def test_printed_as_text_every_line_is_a_shell_command(capsys):
-    assert program.main(["--num-actors", "1", "--run-dir", "/tmp/a b", "--address", "h:1"]) == 0
+    assert program.main(["--num-actors", "1", "--run-dir", "/tmp/a b", "--address", "localhost:1"]) == 0
     learner, actor = capsys.readouterr().out.splitlines()
-    assert learner.endswith("-m seedx.run learner --run-dir '/tmp/a b' --listen h:1")
+    assert learner.endswith("-m seedx.run learner --run-dir '/tmp/a b' --listen localhost:1")
     assert actor.startswith("JAX_PLATFORMS=cpu ")
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [("0.0.0.0:7777", "refusing to listen on 0.0.0.0:7777"), ("nonsense", "neither unix:/path nor host:port")],
+)
+def test_an_address_that_the_learner_would_refuse_is_refused_before_all_else(tmp_path, capsys, address, message):
+    assert program.main(["--prepare", "--address", address, "--run-dir", str(tmp_path / "r")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_bad_value_is_one_line_and_exit_code_2(capsys):

@@ -1,5 +1,6 @@
 """Who holds which slots: newer runs replace older ones, slots come back, and no two live streams share one."""
 
+import math
 import time
 
 import numpy as np
@@ -36,16 +37,32 @@ def test_an_actor_gets_its_own_place_so_that_runs_repeat():
     assert streams.num_streams == 4
 
 
-def test_streams_of_training_are_counted_by_themselves():
+def test_training_is_heard_of_when_it_asks_or_was_answered():
     streams = make()
+    assert streams.heard_at(50.0) == -math.inf
     _, training = connect(streams, 0)
-    connect(streams, 1, evaluation=True)
-    assert (streams.num_streams, streams.num_training_streams) == (4, 2)
-    connect(streams, 0, NEW, groups=1)  # replaces the two
-    assert (streams.num_streams, streams.num_training_streams) == (3, 1)
-    for stream in (*training, *streams.all()):
-        streams.detach(stream)
-    assert (streams.num_streams, streams.num_training_streams) == (0, 0)
+    _, evaluation = connect(streams, 1, evaluation=True)
+    for stream, seen in zip((*training, *evaluation), (10.0, 20.0, 30.0, 40.0), strict=True):
+        stream.last_seen = seen
+    assert streams.heard_at(50.0) == 20.0
+    evaluation[0].asking = True
+    assert streams.heard_at(50.0) == 20.0
+    training[0].asking = True  # it waits for us
+    assert streams.heard_at(50.0) == 50.0
+
+
+def test_an_older_run_that_says_hello_after_a_newer_one_stays_out():
+    streams = make()
+    streams.hello(0, OLD, 2, 2, False)
+    assert streams.hello(0, NEW, 2, 2, False) == []  # neither has a stream yet
+    with pytest.raises(Refused) as refusal:
+        streams.hello(0, OLD, 2, 2, False)
+    assert refusal.value.status is Status.ALREADY_EXISTS
+    with pytest.raises(Refused, match="replaced by a newer run of actor 0") as refusal:
+        streams.attach(0, OLD, 0, SPEC)
+    assert refusal.value.status is Status.ABORTED
+    streams.attach(0, NEW, 0, SPEC)
+    assert streams.hello(1, OLD, 2, 2, False) == streams.hello(1, OLD, 2, 2, False) == []  # a hello that is repeated
 
 
 @pytest.mark.parametrize("run_id", [OLD, (99, 9), (100, 4)])

@@ -41,7 +41,6 @@ _LOST = {
 }
 _MISFITS = {
     grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.UNIMPLEMENTED,  # another service
@@ -192,7 +191,7 @@ def _explain(error: grpc.RpcError, address: str) -> Exception:
         return ServerLostError(f"the policy server at {address} is lost: {code.name} {details}")
     if code is grpc.StatusCode.OUT_OF_RANGE:
         return Finished()
-    if code is grpc.StatusCode.ABORTED:
+    if code in (grpc.StatusCode.ABORTED, grpc.StatusCode.ALREADY_EXISTS):
         return Replaced(str(details))
     if code in _MISFITS:
         return ConfigError(f"the policy server at {address} refuses this actor ({code.name}): {details}")

@@ -45,6 +45,9 @@ class PolicyServer:
         metrics: Counts batches and waits.
         crew: Runs the threads; a failure in one stops the process.
         episodes: Episode statistics to go on from.
+
+    Attributes:
+        heard_at: When an actor of training was heard of last, on the monotonic clock.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class PolicyServer:
 
     def start(self, deliver: Deliver) -> None:
         """Answers through `deliver` from now on."""
+        self.heard_at = time.monotonic()
         self._first_version = self._weights.latest().version
         self._delivery.start(deliver)
         self._crew.spawn("dispatch", self._dispatch_loop)
@@ -143,7 +147,7 @@ class PolicyServer:
         self._attaching.put(stream)
 
     def detach(self, stream: Stream) -> None:
-        """A stream is gone: its waiting requests and half-built unroll are dropped."""
+        """A stream is gone: its waiting requests are dropped; so is its half-built unroll when the next one begins."""
         if stream.asking:
             self._batcher.withdraw(lambda request: request.stream is stream)
 
@@ -154,7 +158,9 @@ class PolicyServer:
     def watch(self, streams: Streams) -> None:
         """Counts who can be expected to ask, so that no batch waits on the dead."""
         withheld = self._delivery.withheld()
-        live = streams.live_rows(time.monotonic(), self._config.inference.stream_timeout_s, withheld)
+        now = time.monotonic()
+        self.heard_at = max(self.heard_at, streams.heard_at(now))
+        live = streams.live_rows(now, self._config.inference.stream_timeout_s, withheld)
         self._batcher.set_live_rows(live)
         self._metrics.gauge("batcher/live_slots", live)
         self._metrics.gauge("server/streams", streams.num_streams)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field
 from enum import Enum
@@ -88,7 +89,6 @@ class Streams:
 
     Attributes:
         num_streams: Attached streams.
-        num_training_streams: Those that are not of evaluation.
     """
 
     UNUSED_AFTER_S = 30.0  # an actor that said hello but opened no stream gives its slots back
@@ -101,7 +101,6 @@ class Streams:
         self._free = np.ones(num_slots, bool)
         self._codecs: dict[int, tuple[TimestepCodec, ActionCodec]] = {}  # by environments of a group
         self.num_streams = 0
-        self.num_training_streams = 0
 
     def hello(
         self, actor_id: int, run_id: tuple[int, int], groups: int, envs_per_group: int, evaluation: bool
@@ -112,7 +111,7 @@ class Streams:
             Refused: a newer or equal run is connected, or there are no free slots.
         """
         old = self._actors.get(actor_id)
-        if old is not None and old.streams and run_id <= old.run_id:
+        if old is not None and (run_id < old.run_id or (old.streams and run_id == old.run_id)):
             raise Refused(
                 Status.ALREADY_EXISTS,
                 f"actor {actor_id} is connected already and was started later; give this one another id or stop "
@@ -137,6 +136,8 @@ class Streams:
             Refused: the actor did not say hello, was replaced, or has no such group free.
         """
         actor = self._actors.get(actor_id)
+        if actor is not None and run_id < actor.run_id:
+            raise Refused(Status.ABORTED, f"replaced by a newer run of actor {actor_id}.")
         if actor is None or actor.run_id != run_id:
             raise Refused(
                 Status.FAILED_PRECONDITION, f"actor {actor_id} must say Hello with this run_id before it opens streams."
@@ -168,7 +169,7 @@ class Streams:
         )
         actor.streams[group] = stream
         self._unused.pop(actor_id, None)
-        self._count(actor, 1)
+        self.num_streams += 1
         return stream
 
     def detach(self, stream: Stream) -> None:
@@ -177,7 +178,7 @@ class Streams:
         if actor is None or actor.streams.get(stream.group) is not stream:
             return  # it was replaced
         del actor.streams[stream.group]
-        self._count(actor, -1)
+        self.num_streams -= 1
         if not actor.streams:
             self._remove(stream.actor_id)
 
@@ -193,6 +194,11 @@ class Streams:
             if stream not in withheld and (stream.asking or now - stream.last_seen < silent_after_s)
         )
 
+    def heard_at(self, now: float) -> float:
+        """When a training stream asked or was answered last, -inf if there is none; `now` while one waits for us."""
+        training = (stream for stream in self.all() if not stream.evaluation)
+        return max((now if stream.asking else stream.last_seen for stream in training), default=-math.inf)
+
     def _drop_unused(self) -> None:
         now = time.monotonic()
         while self._unused:
@@ -207,11 +213,7 @@ class Streams:
         if actor is not None:
             self._unused.pop(actor_id, None)
             self._free[actor.place] = True
-            self._count(actor, -len(actor.streams))
-
-    def _count(self, actor: _Actor, change: int) -> None:
-        self.num_streams += change
-        self.num_training_streams += 0 if actor.evaluation else change
+            self.num_streams -= len(actor.streams)
 
     def _find_slots(self, actor_id: int, count: int) -> int:
         """The actor's own place (actor_id * count), so that runs repeat; the first free one if it is taken."""
