@@ -25,7 +25,7 @@ def from_json(text: str) -> Config:
     return _build(Config, json.loads(text), "config")
 
 
-def _build(cls: type, values: dict[str, Any], path: str) -> Any:
+def _build(cls: type, values: Any, path: str) -> Any:
     require(isinstance(values, dict), f"{path} is {values!r}; it must be an object with fields.")
     fields = {f.name: f for f in dataclasses.fields(cls)}
     unknown = sorted(set(values) - set(fields))
