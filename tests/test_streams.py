@@ -87,7 +87,7 @@ def test_a_newer_run_replaces_an_older_one(run_id):
     for stream in old:
         streams.detach(stream)  # its handler ends later
     assert streams.all() == new
-    with pytest.raises(Refused, match="must say Hello with this run_id"):
+    with pytest.raises(Refused, match="replaced by a newer run of actor 0"):
         streams.attach(0, OLD, 0, SPEC)
 
 
