@@ -124,8 +124,8 @@ def prepare_run_dir(config: Config) -> Config:
     """Makes the run directory, writes its config.json, and returns the config with `run_dir` filled in.
 
     Raises:
-        ConfigError: the directory holds checkpoints and `resume` is not set, or holds no run and it is, or a learner
-            is at work there, or it cannot be written.
+        ConfigError: the directory holds checkpoints and `resume` is not set, or holds no run and it is, or holds a
+            config.json that is no run's, or a learner is at work there, or it cannot be written.
     """
     if config.resume and config.run_dir is None:
         raise ConfigError("--resume needs the directory of the run to continue; name it with --run-dir.")
@@ -138,6 +138,8 @@ def prepare_run_dir(config: Config) -> Config:
                 f"run directory {wanted!r} already holds checkpoints; continue that run with --resume, "
                 "or start afresh with another --run-dir."
             )
+        elif (Path(wanted) / "config.json").exists():
+            read_config(wanted)  # Only what a run has left, before its first checkpoint, is overwritten.
         run_dir = wanted if config.run_dir else _make_new(wanted)
         config = dataclasses.replace(config, run_dir=run_dir)
         (Path(run_dir) / "logs").mkdir(parents=True, exist_ok=True)

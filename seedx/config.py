@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 
@@ -20,6 +21,16 @@ def _positive(owner: Any, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
         require(value > 0, f"{type(owner).__name__}.{name} ({value}) must be positive.")
+
+
+def _finite(owner: Any) -> None:
+    """Refuses NaN and infinity in any field: no comparison would notice, and JSON has no word for them."""
+    for spec in fields(owner):
+        value = getattr(owner, spec.name)
+        if is_dataclass(value):
+            _finite(value)
+        elif isinstance(value, float):
+            require(math.isfinite(value), f"{type(owner).__name__}.{spec.name} ({value}) must be a finite number.")
 
 
 def _not_negative(owner: Any, *names: str) -> None:
@@ -307,6 +318,8 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
+        _finite(self)
+        require(self.run_dir != "", "run_dir ('') must name a directory; leave --run-dir out for the default one.")
         require(self.num_actors >= 0, f"num_actors ({self.num_actors}) must be >= 0 (0: no actor processes).")
         require(self.eval_actors >= 0, f"eval_actors ({self.eval_actors}) must be >= 0.")
         _positive(self, "envs_per_actor")

@@ -158,7 +158,7 @@ def waiting_stage(before: Figures, now: Figures) -> str | None:
     if not now.get("server/streams", 1):
         return "no actor is connected; see logs/actor-*.log"
     if moved("store/paced_s"):
-        return f"acting is paced because {now.get('queue/unrolls', 0):,.0f} unrolls wait for the learner"
+        return "the learner is at work on a batch; acting waits for it"
     if now.get("server/messages_per_s"):
         return "the learner waits for whole unrolls; actors do send"
     return "actors are connected but send nothing: an environment or the policy's compilation takes its time"

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Runs the role that the arguments name; the exit code."""
     die_with_parent()
+    _open_closed_streams()
     arguments = _parser().parse_args(argv)
     try:
         config = read_config(arguments.run_dir)
@@ -48,6 +49,13 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"{arguments.role}: {error}", file=sys.stderr)
         return USER_ERROR
+
+
+def _open_closed_streams() -> None:
+    """Gives a process that was started without stdout or stderr (`>&-`) one that nobody reads."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  for the life of the process
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,8 +124,9 @@ def _run_actor(arguments: argparse.Namespace, config: Config) -> int:
 def _exit(code: int) -> None:
     """Ends the process now: threads that wait inside native code must not hold it up."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.flush()
     os._exit(code)
 
 

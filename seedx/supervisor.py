@@ -247,9 +247,11 @@ def _end(children: Sequence[_Child], number: int, notes: list[tuple[float, int]]
     while running := [c for c in children if c.process is not None and not c.poll()]:
         if (now_seen := rundir.progress(run_dir)) != seen:
             seen, deadline = now_seen, time.monotonic() + limits.grace_s
-        if time.monotonic() > deadline or _interrupted_twice(notes, limits):
+        again = _interrupted_twice(notes, limits)
+        if again or time.monotonic() > deadline:
             for child in running:
-                _say(f"{child.role.name} has not ended after signal {number}; killed")
+                why = "at the second Ctrl-C" if again else f"{limits.grace_s:g} s after signal {number}"
+                _say(f"{child.role.name} is killed {why}")
                 child.kill()
         time.sleep(_POLL_S)
 
@@ -276,7 +278,10 @@ def _exit_code(code: int) -> int:
 
 
 def _resume_hint(child: _Child) -> str:
-    return f"Continue it with --resume --run-dir {child.log.parent.parent}"
+    run_dir = child.log.parent.parent
+    if not rundir.newest_update(run_dir):
+        return "There is no checkpoint yet."
+    return f"Continue it with --resume --run-dir {run_dir}"
 
 
 def _report(child: _Child, text: str) -> None:

@@ -204,6 +204,13 @@ def test_resume_with_a_broken_config_names_the_file(tmp_path):
         cli.parse(["--resume", "--run-dir", str(tmp_path)])
 
 
+def test_a_directory_with_a_config_json_of_others_is_left_alone(tmp_path):
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    with pytest.raises(ConfigError, match=r"is not a run's config"):
+        cli.prepare_run_dir(Config(run_dir=str(tmp_path)))
+    assert (tmp_path / "config.json").read_text() == '{"a": 1}'
+
+
 def test_default_run_directories_have_speaking_names_and_are_never_shared(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = [cli.prepare_run_dir(Config(env="gym:ALE/Pong-v5")).run_dir for _ in range(3)]

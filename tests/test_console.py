@@ -100,7 +100,7 @@ def test_stall_names_the_stage_and_ends_with_progress():
     [
         ({"updates": 645}, None),
         ({"server/streams": 0}, "no actor is connected"),
-        ({"store/paced_s": 3.5, "queue/unrolls": 64}, "64 unrolls wait for the learner"),
+        ({"store/paced_s": 3.5, "queue/unrolls": 64}, "the learner is at work on a batch; acting waits for it"),
         ({"server/messages_per_s": 20.0}, "whole unrolls"),
         ({}, "send nothing"),
     ],

@@ -170,6 +170,19 @@ def test_resume_with_another_network_names_the_arrays(tmp_path, processes, finis
     assert "Traceback" not in run.err
 
 
+def test_closed_streams_and_readers_that_go_away_change_nothing(tmp_path, processes, finished):
+    local = (sys.executable, str(ROOT / "launch" / "local.py"), *TINY, "--run-dir", str(tmp_path / "run"))
+    run = processes.start("bash", "-c", 'exec "$@" >&- 2>&-', "bash", *local, "--steps", "300")
+    assert run.wait() == 0, (tmp_path / "run/logs/learner.log").read_text()
+    assert load_params(tmp_path / "run").update > 0
+    shutil.copytree(finished, tmp_path / "copy")
+    evaluate = (sys.executable, str(ROOT / "launch" / "evaluate.py"), str(tmp_path / "copy"), "--episodes", "2")
+    piped = processes.start("bash", "-c", 'set -o pipefail; "$@" | true', "bash", *evaluate)
+    assert piped.wait() == 0, piped.said
+    assert piped.err == ""
+    assert (tmp_path / "copy/evaluation.json").exists()
+
+
 def test_a_second_start_in_a_finished_run_is_refused(finished, processes):
     run = processes.local(finished)
     assert run.wait(20) == 2
@@ -230,7 +243,7 @@ def test_a_learner_that_hangs_is_ended_within_ten_seconds(tmp_path, processes):
     run.send(signal.SIGTERM)
     assert run.wait(20) == 143, run.said
     assert 9 < time.monotonic() - started < 13
-    assert "learner has not ended after signal 15; killed" in run.err
+    assert "learner is killed 10 s after signal 15" in run.err
     assert not processes.alive()
     assert load_params(run_dir).update == max(checkpoints(run_dir))
 
@@ -264,7 +277,7 @@ def test_a_mistake_in_the_loss_ends_the_run_with_its_traceback(tmp_path, process
     assert run.wait() == 1
     assert "TypeError: a mistake in the loss" in run.err
     assert 'raise TypeError("a mistake in the loss")' in run.err
-    assert f"Continue it with --resume --run-dir {tmp_path / 'run'}" in run.err
+    assert "the run stops. There is no checkpoint yet." in run.err
     assert not processes.alive()
 
 

@@ -117,6 +117,7 @@ def test_an_actor_that_is_done_is_not_restarted(tmp_path, capfd):
 def test_used_up_restarts_stop_the_run_with_the_last_traceback(tmp_path, capfd):
     actor = NOTE_PID + "raise ValueError(f'boom {len(open(\"pid\").readlines())}')"
     learner = "signal.signal(15, lambda *_: (open('saved', 'w'), os._exit(143)))\n" + SLEEP
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     assert supervise(program(tmp_path, learner, actor), FAST) == 1
     err = capfd.readouterr().err
     assert re.findall(r"restart (\d) of 2 in ([\d.]+) s", err) == [("1", "0.02"), ("2", "0.04")]
@@ -175,6 +176,7 @@ def test_a_user_error_stops_the_run_at_once(tmp_path, capfd, name):
 )
 def test_the_learners_death_stops_the_run_and_names_resume(tmp_path, capfd, end, code, words):
     learner = WAIT_FOR.format(name="pid") + end
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     assert supervise(program(tmp_path, learner, NOTE_PID + SLEEP), FAST) == code
     err = capfd.readouterr().err
     assert words in err
@@ -259,8 +261,8 @@ def test_whoever_ignores_the_signal_is_killed_in_the_end(tmp_path):
         process.terminate()
         _, err = process.communicate(timeout=20)
     assert process.returncode == 143
-    assert "learner has not ended after signal 15; killed" in err
-    assert "actor-0 has not ended after signal 15; killed" in err
+    assert "learner is killed 0.2 s after signal 15" in err
+    assert "actor-0 is killed 0.2 s after signal 15" in err
     assert not any(map(alive, pids(tmp_path)))
 
 
@@ -281,7 +283,7 @@ signal.signal(signal.SIGTERM, save)
         _, err = process.communicate(timeout=10)
     assert (tmp_path / "written").read_text() == "x" * 15
     assert process.returncode == 143
-    assert "learner has not ended after signal 15; killed" in err
+    assert "learner is killed 0.5 s after signal 15" in err
 
 
 def test_a_second_interrupt_kills_at_once_but_a_forwarded_copy_of_the_first_does_not(tmp_path):
