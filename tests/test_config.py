@@ -128,9 +128,13 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, source, message):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_json_has_no_word_for_are_refused(value):
-    for change in ({"stop_at_return": value}, {"seconds": value}, {"learner": LearnerConfig(learning_rate_end=value)}):
+    for make in (
+        lambda: Config(stop_at_return=value),
+        lambda: Config(seconds=value),
+        lambda: Config(learner=LearnerConfig(learning_rate_end=value)),
+    ):
         with pytest.raises(ConfigError, match=rf"\({value}\) must"):
-            Config(**change)
+            make()
 
 
 def test_files_that_are_no_configs_are_refused(tmp_path):
