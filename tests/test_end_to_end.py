@@ -111,12 +111,14 @@ def test_an_evaluation_actor_plays_greedily_beside_training(processes, tmp_path)
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_where_it_was(processes, tmp_path):
     run_dir = tmp_path / "run"
-    # All episodes are equally long, so that the first hundred to end are any hundred.
+    # All episodes are equally long, so that the first hundred to end are any hundred; and the run is not stopped at a
+    # lucky moment, as --stop-at-return does.
     flags = ("--env", "catch", "--learner.learning-rate-steps", "1000000", "--learner.learning-rate-end", "0.0001")
-    before = learn(processes, run_dir, *flags, "--metrics.interval-s", "0.2")
+    flags = (*flags, "--stop-at-return", "None", "--steps", "150000", "--metrics.interval-s", "0.2")
+    before = learn(processes, run_dir, *flags)
     saved, stopped = load_params(run_dir).update, len(read_rows(run_dir / "metrics.jsonl"))
     more = str(int(before["env_steps"] + 30_000))
-    after = learn(processes, run_dir, "--resume", "--stop-at-return", "None", "--steps", more)
+    after = learn(processes, run_dir, "--resume", "--steps", more)
     rows = read_rows(run_dir / "metrics.jsonl")
     resumed = list(itertools.pairwise(rows[stopped - 1 :]))  # each with the row before
     assert resumed[0][1]["updates"] >= saved

@@ -261,8 +261,7 @@ def test_a_learner_without_any_actor_ends_with_a_checkpoint(tmp_path, processes)
 @pytest.mark.slow
 def test_a_run_whose_only_environment_hangs_ends_with_a_checkpoint(tmp_path, processes):
     run_dir = tmp_path / "run"
-    flags = (*COUNTING, "--inference.hello-timeout-s", "4", "--eval-actors", "1")  # somebody goes on asking
-    run = processes.local(run_dir, *flags, env={"FAULT": "once-hang@200"})
+    run = processes.local(run_dir, *COUNTING, "--inference.hello-timeout-s", "4", env={"FAULT": "hang@200"})
     assert run.wait(60) == 2, run.said
     assert "no training actor has asked for an action for 4 s" in run.err
     assert load_params(run_dir).update > 0
