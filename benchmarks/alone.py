@@ -76,8 +76,9 @@ class Loop:
         self._groups = []
         for i, env in enumerate(envs):
             group = Group(env, i * env.num_envs, config.learner.unroll_length)
+            ranks = np.zeros(env.num_envs, np.float32)
             self._tables = policy.attach(
-                self._tables, group.slots, np.int32(0), group.slots, np.int32(0), np.bool_(False)
+                self._tables, group.slots, np.int32(0), group.slots, np.int32(0), ranks, np.bool_(False)
             )
             self._groups.append(group)
         self._update = make_update(agent, config.learner, self._mesh, config.seed)
@@ -121,9 +122,8 @@ class Loop:
             batch = self._take(size)
             state = self._learner
             on_device = jax.device_put(batch, batch_shardings(self._mesh))
-            updated = self._update(
-                state.params, state.opt_state, on_device, np.float32(state.env_steps), np.int32(state.updates)
-            )
+            counts = np.float32(state.env_steps), np.int32(state.updates)
+            updated = self._update(state.params, None, state.opt_state, on_device, np.ones(size, np.float32), *counts)
             jax.block_until_ready(updated.params)
             count = int(np.count_nonzero(transition_mask(batch.timestep.step_type)))
             self._learner = state._replace(

@@ -93,7 +93,7 @@ def serve_policy(pipe: Connection, plan: Plan) -> None:
     weights.publish(0, initial_state(agent, config.learner, meshes.learner, config.seed).params)
     streams = Streams(config.num_slots, config.inference.max_streams)
     front_end = FrontEnd("127.0.0.1:0", config.inference, streams, crew.fail)
-    policy = PolicyServer(agent, SPEC, config, weights, meshes, replay, Metrics(), crew)
+    policy = PolicyServer(agent, SPEC, config, weights, meshes, Metrics(), crew)
 
     def consume() -> None:
         while not crew.stop.is_set():
@@ -105,7 +105,7 @@ def serve_policy(pipe: Connection, plan: Plan) -> None:
     policy.warm_up()
     spare_the_collector()
     front_end.start()
-    policy.start(front_end.deliver)
+    policy.start(front_end.deliver, replay)
     front_end.serve(policy)
     crew.spawn("consumer", consume)
     pipe.send(front_end.port)

@@ -8,7 +8,7 @@ discount .98 while the policy's gradient is of order 1, so the value loss is wei
 to the policy. A queue of one batch keeps the data fresh.
 """
 
-from seedx.config import Config, ImpalaConfig, LearnerConfig, NetworkConfig
+from seedx.config import Config, ImpalaConfig, LearnerConfig, NetworkConfig, TableConfig
 
 
 def config() -> Config:
@@ -23,7 +23,6 @@ def config() -> Config:
         impala=ImpalaConfig(discount=0.98, entropy_cost=0.01, value_cost=0.02),
         learner=LearnerConfig(
             batch_size=16,
-            queue_unrolls=16,
             unroll_length=20,
             optimizer="adam",
             learning_rate=4e-3,
@@ -32,4 +31,5 @@ def config() -> Config:
             epsilon=1e-5,
             max_grad_norm=0.5,
         ),
+        table=TableConfig(max_size=16),
     )

@@ -39,7 +39,12 @@ def main(argv: list[str]) -> int:
     assert config.run_dir is not None
     before = rundir.newest_update(config.run_dir)
     with _socket_directory() as directory:
-        code = supervise(make_program(config, config.run_dir, f"unix:{directory}/learner.sock"))
+        try:
+            program = make_program(config, config.run_dir, f"unix:{directory}/learner.sock")
+        except ConfigError as error:
+            print(f"local.py: {error}", file=sys.stderr)
+            return USER_ERROR
+        code = supervise(program)
     if code == USER_ERROR and former is not None and rundir.newest_update(config.run_dir) == before:
         rundir.write_config(config.run_dir, former)  # The new one was refused; the run can still be resumed.
     return code

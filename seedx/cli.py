@@ -47,7 +47,7 @@ class _Choosers:
 
     config: Path | None = None
     agent: str = Config.agent
-    env: str = Config.env
+    env: str | None = None
     run_dir: Path | None = None
     resume: bool = False
 
@@ -87,15 +87,25 @@ def _defaults(choosers: _Choosers) -> Config:
     return load_recipe(path) if name is not None and path.is_file() else Config()
 
 
-def recipe_name(agent: str, env: str) -> str | None:
-    """Name of the recipe in configs/ that fits, or None."""
+def recipe_name(agent: str, env: str | None) -> str | None:
+    """Name of the recipe in configs/ that fits, or None; an agent's first one where no environment is given."""
     match agent, env:
+        case "impala", None:
+            return "impala_cartpole"
         case "impala", "CartPole-v1" | "Pendulum-v1" | "catch" | "memory":
             return f"impala_{env.removesuffix('-v1').lower()}"
         case "impala", "MiniGrid-DoorKey-5x5-v0":
             return "impala_minigrid"
-        case "impala", _ if is_atari(env):
+        case "impala", str() if is_atari(env):
             return "impala_atari"
+        case "apex", None | "CartPole-v1":
+            return "apex_cartpole"
+        case "r2d2", None | "memory":
+            return "r2d2_memory"
+        case "apex" | "r2d2", str() if is_atari(env):
+            return f"{agent}_atari"
+        case "apex" | "r2d2", _:
+            return agent
         case _:
             return None
 

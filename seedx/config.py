@@ -143,6 +143,7 @@ class NetworkConfig:
         lstm: Width of an LSTM between torso and heads; 0: none.
         frame_stack: Frames stacked on the channel axis, on the device; 1: none.
         previous_action: Feeds the last action and reward to the core.
+        dueling_hidden: Width of the hidden layer in both streams of a dueling Q-network.
     """
 
     torso: str = "auto"
@@ -151,9 +152,10 @@ class NetworkConfig:
     lstm: int = 0
     frame_stack: int = 1
     previous_action: bool = False
+    dueling_hidden: int = 128
 
     def __post_init__(self) -> None:
-        _positive(self, "frame_stack")
+        _positive(self, "frame_stack", "dueling_hidden")
         require(self.lstm >= 0, f"network.lstm ({self.lstm}) must be >= 0 (0: no LSTM).")
         require(all(h > 0 for h in self.hidden), f"network.hidden {self.hidden} must be positive widths.")
 
@@ -192,12 +194,70 @@ class ImpalaConfig:
 
 
 @dataclass(frozen=True)
+class R2D2Config:
+    """Recurrent replay distributed DQN (Kapturowski et al., ICLR 2019, OpenReview r1lyTjAqYX).
+
+    Attributes:
+        discount: gamma.
+        num_steps: n of the n-step targets.
+        rescale: Whether values are learned under the rescaling h.
+        priority_eta: Share of the largest error in a priority; the mean error has the rest.
+        epsilon: Exploration of the first environment; that of the last is epsilon^epsilon_power, geometric in between.
+        epsilon_power: See `epsilon`.
+        max_abs_reward: Rewards are clipped to +- this in the loss; 0: not clipped.
+    """
+
+    discount: float = 0.997
+    num_steps: int = 5
+    rescale: bool = True
+    priority_eta: float = 0.9
+    epsilon: float = 0.4
+    epsilon_power: float = 8.0
+    max_abs_reward: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.discount <= 1, f"r2d2.discount ({self.discount}) must lie in [0, 1].")
+        require(0 <= self.priority_eta <= 1, f"r2d2.priority_eta ({self.priority_eta}) must lie in [0, 1].")
+        require(0 <= self.epsilon <= 1, f"r2d2.epsilon ({self.epsilon}) must lie in [0, 1].")
+        _positive(self, "num_steps", "epsilon_power")
+        _not_negative(self, "max_abs_reward")
+
+
+@dataclass(frozen=True)
+class ApexConfig:
+    """Ape-X DQN (1803.00933). An item must be `num_steps` transitions long (`learner.unroll_length`).
+
+    Attributes:
+        discount: gamma.
+        num_steps: n of the n-step targets.
+        epsilon: Exploration of the first environment; that of the last is epsilon^epsilon_power, geometric in between.
+        epsilon_power: See `epsilon`.
+        max_abs_reward: Rewards are clipped to +- this in the loss; 0: not clipped.
+    """
+
+    discount: float = 0.99
+    num_steps: int = 3
+    epsilon: float = 0.4
+    epsilon_power: float = 8.0
+    max_abs_reward: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.discount <= 1, f"apex.discount ({self.discount}) must lie in [0, 1].")
+        require(0 <= self.epsilon <= 1, f"apex.epsilon ({self.epsilon}) must lie in [0, 1].")
+        _positive(self, "num_steps", "epsilon_power")
+        _not_negative(self, "max_abs_reward")
+
+
+@dataclass(frozen=True)
 class LearnerConfig:
     """The learner.
 
     Attributes:
         batch_size: Unrolls of one update.
-        unroll_length: T; an unroll has T+1 rows.
+        unroll_length: T, transitions that an unroll is trained on; it has T+1 rows, and those of the burn-in before.
+        burn_in: Rows at the start of an unroll that only warm up the recurrent state.
+        period: Rows from the start of one unroll to that of the next; 0: T, so that every transition is trained on in
+            one unroll.
         microbatches: Parts that a batch is split into; their gradients are accumulated.
         optimizer: "rmsprop" (eps outside the root, as PyTorch) or "adam".
         learning_rate: Step size at the start.
@@ -206,13 +266,15 @@ class LearnerConfig:
         rmsprop_decay: Decay of RMSProp's second moment.
         epsilon: Epsilon of the optimizer, against gradients of the mean loss.
         max_grad_norm: Global-norm clip of the mean loss's gradient; 0: none.
-        queue_unrolls: Bound of the unroll queue, unrolls, and never less than a batch; 0: two batches.
+        target_period: Updates between copies of the network to the target network; 0: there is none.
         devices: Devices that learn; 0: all.
         inference_devices: Devices set aside for inference; 0: shared with learning.
     """
 
     batch_size: int = 32
     unroll_length: int = 20
+    burn_in: int = 0
+    period: int = 0
     microbatches: int = 1
     optimizer: Literal["rmsprop", "adam"] = "adam"
     learning_rate: float = 1e-3
@@ -221,19 +283,80 @@ class LearnerConfig:
     rmsprop_decay: float = 0.99
     epsilon: float = 1e-5
     max_grad_norm: float = 0.5
-    queue_unrolls: int = 0
+    target_period: int = 0
     devices: int = 0
     inference_devices: int = 0
 
     def __post_init__(self) -> None:
         _positive(self, "batch_size", "unroll_length", "microbatches", "learning_rate", "epsilon")
-        _not_negative(self, "learning_rate_end", "learning_rate_steps", "max_grad_norm", "queue_unrolls")
+        _not_negative(self, "learning_rate_end", "learning_rate_steps", "max_grad_norm", "target_period")
+        _not_negative(self, "burn_in", "period")
+        require(
+            self.period <= self.unroll_length,
+            f"learner.period ({self.period}) must not exceed learner.unroll_length ({self.unroll_length}): transitions "
+            "in between would never be trained on.",
+        )
         _not_negative(self, "devices", "inference_devices")
         require(0 <= self.rmsprop_decay < 1, f"learner.rmsprop_decay ({self.rmsprop_decay}) must lie in [0, 1).")
         require(
             self.batch_size % self.microbatches == 0,
             f"learner.batch_size ({self.batch_size}) must be divisible by learner.microbatches ({self.microbatches}).",
         )
+
+    @property
+    def rows(self) -> int:
+        """Rows of an unroll."""
+        return self.burn_in + self.unroll_length + 1
+
+    @property
+    def stride(self) -> int:
+        """Rows from the start of one unroll to that of the next."""
+        return self.period or self.unroll_length
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """The table between acting and learning, in Reverb's words (2102.04736). Defaults: a queue of two batches.
+
+    Attributes:
+        sampler: Which items are sampled.
+        remover: Which item makes room when the table is full.
+        priority_exponent: alpha of the prioritized sampler: P(i) = p_i^alpha / sum p^alpha.
+        importance_exponent: beta of the loss's weights (N P(i))^-beta, divided by the batch's largest; 0: all 1.
+        max_size: Items that the table holds; 0: two batches.
+        max_times_sampled: An item is removed when it was sampled so often; 0: never.
+        min_size: Items before the first sample.
+        samples_per_insert: How often an item is sampled on average, which inserts and samples wait for; 0: as it comes.
+        error_buffer: Samples by which that may be exceeded or missed at a time; 0: four batches.
+        max_bytes: Bytes that the table holds.
+        give_up_s: How long a Reverb server that is not to be had is waited for, seconds.
+    """
+
+    sampler: Literal["fifo", "lifo", "uniform", "prioritized"] = "fifo"
+    remover: Literal["fifo", "lifo", "uniform"] = "fifo"
+    priority_exponent: float = 0.6
+    importance_exponent: float = 0.4
+    max_size: int = 0
+    max_times_sampled: int = 1
+    min_size: int = 1
+    samples_per_insert: float = 0.0
+    error_buffer: float = 0.0
+    max_bytes: int = 2**30
+    give_up_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        _positive(self, "min_size", "max_bytes", "give_up_s")
+        _not_negative(self, "max_size", "max_times_sampled", "samples_per_insert", "error_buffer")
+        _not_negative(self, "priority_exponent", "importance_exponent")
+        require(
+            self.max_size == 0 or self.min_size <= self.max_size,
+            f"table.min_size ({self.min_size}) must not exceed table.max_size ({self.max_size}).",
+        )
+
+    @property
+    def is_queue(self) -> bool:
+        """Whether items leave in the order in which they came, each exactly once."""
+        return self.sampler == "fifo" and self.max_times_sampled == 1
 
 
 @dataclass(frozen=True)
@@ -243,14 +366,20 @@ class CheckpointConfig:
     Attributes:
         interval_s: Seconds between checkpoints; 0: only at the end.
         keep: Checkpoints kept.
+        replay_interval_s: Seconds between snapshots of the embedded replay; 0: only at the end.
+        replay_max_bytes: Bytes that the items in its snapshots take on disk, best twice those in the table: room is
+            needed for new ones before old ones go. 0: no snapshots.
     """
 
     interval_s: float = 60.0
     keep: int = 3
+    replay_interval_s: float = 60.0
+    replay_max_bytes: int = 2**31
 
     def __post_init__(self) -> None:
         _positive(self, "keep")
         require(self.interval_s >= 0, f"checkpoint.interval_s ({self.interval_s}) must be >= 0.")
+        _not_negative(self, "replay_interval_s", "replay_max_bytes")
 
 
 @dataclass(frozen=True)
@@ -280,7 +409,7 @@ class Config:
     """A whole run.
 
     Attributes:
-        agent: "impala", or "module:function" (config, spec) -> Agent.
+        agent: "impala", "r2d2", "apex", or "module:function" (config, spec) -> Agent.
         env: EnvPool id, "gym:ID" for Gymnasium, "catch", "memory", or "module:function".
         num_actors: Actor processes; 0 steps the environments in the learner's process.
         envs_per_actor: Environments of one actor, all its groups together.
@@ -291,7 +420,8 @@ class Config:
         seed: Seed of everything.
         run_dir: Where the run is kept; None: runs/<agent>-<env>-<date>.
         resume: Continues from the last checkpoint in run_dir.
-        replay: "embedded".
+        replay: Where the table lives: "embedded" in the learner's process, "reverb" in a Reverb server that is started
+            for the run, "reverb://host:port" (several with commas) in one that is running.
         deterministic: Lock-step: acting waits for learning, and two runs give the same parameters bit for bit.
     """
 
@@ -313,7 +443,10 @@ class Config:
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     impala: ImpalaConfig = field(default_factory=ImpalaConfig)
+    r2d2: R2D2Config = field(default_factory=R2D2Config)
+    apex: ApexConfig = field(default_factory=ApexConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    table: TableConfig = field(default_factory=TableConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
@@ -339,7 +472,10 @@ class Config:
             "environments (envs_per_actor / actor.groups), or be 0: all of them.",
         )
         require(0 <= self.seed < 2**31, f"seed ({self.seed}) must lie in 0 .. 2**31-1.")
-        require(self.replay == "embedded", f"replay ({self.replay!r}) must be 'embedded'.")
+        require(
+            self.replay in ("embedded", "reverb") or self.replay.startswith("reverb://"),
+            f"replay ({self.replay!r}) must be 'embedded', 'reverb' (a server is started) or 'reverb://host:port'.",
+        )
         require(self.steps is None or self.steps > 0, f"steps ({self.steps}) must be positive.")
         require(self.seconds is None or self.seconds > 0, f"seconds ({self.seconds}) must be positive.")
 

@@ -40,7 +40,11 @@ def evaluate(
 
 def _play(agent: Agent, params: Tree, env: Env, quota: np.ndarray, key: jax.Array) -> np.ndarray:
     num_envs = len(quota)
-    settings = Settings(env_id=np.arange(num_envs, dtype=np.int32), greedy=np.ones(num_envs, bool))
+    settings = Settings(
+        env_id=np.arange(num_envs, dtype=np.int32),
+        rank=np.zeros(num_envs, np.float32),
+        greedy=np.ones(num_envs, bool),
+    )
 
     @jax.jit
     def act(params: Tree, state: Tree, timestep: Tree, step: jax.Array) -> tuple[Tree, Tree]:

@@ -173,7 +173,8 @@ class Session:
         from seedx.learner.learner import Learner, initial_state
         from seedx.metrics import Metrics
         from seedx.profiling import ProfileWindow
-        from seedx.replay.fifo import Fifo
+        from seedx.replay.build import make_replay, snapshot_of
+        from seedx.replay.keeper import Keeper
         from seedx.report import Reporter
         from seedx.weights import WeightStore
 
@@ -197,19 +198,29 @@ class Session:
         self.learner = Learner(
             self.agent, config.learner, meshes, state, weights, self.metrics, config.seed, self._run_dir
         )
-        batch_size = config.learner.batch_size
-        self.replay = Fifo(max(config.learner.queue_unrolls or 2 * batch_size, batch_size))
-        self.batches = Batches(self.replay, batch_size, meshes.learner, self.metrics, self._crew)
         self.policy = PolicyServer(
             self.agent,
             spec,
             config,
             weights,
             meshes,
-            self.replay,
             self.metrics,
             self._crew,
             episodes=self._episodes_before,
+        )
+        example = self.policy.example_items(config.learner.rows)
+        self.replay = make_replay(config, example)
+        snapshot = snapshot_of(config, self.replay, self._run_dir, example, self._resume)
+        interval_s = config.checkpoint.replay_interval_s
+        self.keeper = Keeper(snapshot, interval_s, self.metrics, self._crew) if snapshot is not None else None
+        self.batches = Batches(
+            self.replay,
+            config.learner.batch_size,
+            config.table.importance_exponent if config.table.sampler == "prioritized" else 0.0,
+            meshes.learner,
+            self.metrics,
+            self._crew,
+            acted=None if config.table.is_queue else lambda: self.policy.env_steps,
         )
         self.profile = ProfileWindow(config.metrics, self._run_dir)
         self.reporter = Reporter(config, self._run_dir, self.metrics, self._figures, self._crew.stop)
@@ -217,7 +228,7 @@ class Session:
     def _compile(self) -> None:
         """Compiles acting and learning side by side."""
         config = self._config.learner
-        example = self.policy.example_batch(config.batch_size, config.unroll_length)
+        example = self.policy.example_batch(config.batch_size, config.rows)
         update = self._crew.spawn("compile-update", self.learner.compile, example)
         self.policy.warm_up()
         update.join()
@@ -226,8 +237,10 @@ class Session:
 
     def _start(self) -> None:
         spare_the_collector()
-        self.policy.start(self.front_end.deliver)
+        self.policy.start(self.front_end.deliver, self.replay)
         self.batches.start()
+        if self.keeper is not None:
+            self.keeper.start()
         self.front_end.serve(self.policy)
         self.reporter.start(self._opening())
         self._crew.spawn("report", self.reporter.loop)
@@ -243,7 +256,9 @@ class Session:
                     continue
                 # Judged before the update is published: in lock-step, nobody acts until then, and runs repeat.
                 solved = self._is_solved()
-                self.learner.step(batch)
+                priorities = self.learner.step(batch)
+                if priorities is not None:
+                    self.replay.update_priorities(batch.keys, priorities)
                 self.learning = True
                 self.profile.tick()
                 interval_s = self._config.checkpoint.interval_s
@@ -323,14 +338,14 @@ class Session:
             "seconds": self._seconds(),
             "episodes": self.policy.episodes.state(),
         }
-        self.checkpointer.save(state.updates, state.params, {"opt_state": state.opt_state}, metadata, block=block)
+        self.checkpointer.save(state.updates, state.params, _other_arrays(state), metadata, block=block)
 
     def _restore(self, fresh: LearnerState) -> LearnerState:
         """The newest good checkpoint, or the fresh state where the run was stopped before its first one."""
         if not self.checkpointer.any():
             print(f"{self._run_dir} holds no checkpoint yet; starting from the beginning.", flush=True)
             return fresh
-        found = self.checkpointer.restore(fresh.params, {"opt_state": fresh.opt_state})
+        found = self.checkpointer.restore(fresh.params, _other_arrays(fresh))
         if changed := specs.differences(specs.from_json(found.metadata["spec"]), self.spec):
             raise ConfigError(f"the environment differs from the checkpoint's: {'; '.join(changed)}.")
         self._seconds_before = float(found.metadata["seconds"])
@@ -338,6 +353,7 @@ class Session:
         print(f"resumed at update {found.update:,} ({found.metadata['env_steps']:,} steps).", flush=True)
         return fresh._replace(
             params=found.params,
+            target_params=found.state.get("target_params"),
             opt_state=found.state["opt_state"],
             updates=found.update,
             env_steps=int(found.metadata["env_steps"]),
@@ -352,7 +368,16 @@ class Session:
         if self.learning:
             self.saving_since = time.monotonic()
             self._save(block=True)
+            if self.keeper is not None:
+                self.keeper.finish()
         self.checkpointer.close()
         self.saving_since = -math.inf
         self.profile.close()
         self.reporter.finish(reason)
+        self.replay.close()
+
+
+def _other_arrays(state: LearnerState) -> dict[str, Any]:
+    """What a checkpoint holds beside the parameters."""
+    target = {} if state.target_params is None else {"target_params": state.target_params}
+    return {"opt_state": state.opt_state, **target}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import shlex
@@ -15,9 +16,11 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from seedx.config import Config
+from seedx.config import Config, require
+from seedx.replay.description import table_description
 from seedx.rundir import newest_update
 
 # Actors share the machine with each other and with the learner: one thread each, and never the accelerator.
@@ -29,6 +32,9 @@ ACTOR_ENV = {
     "PYTHONUNBUFFERED": "1",
 }
 
+# The checkout's; an installed wheel has none.
+REVERB_SERVER = Path(__file__).parent.parent / "launch" / "reverb_server.py"
+
 
 @dataclass(frozen=True)
 class Role:
@@ -36,15 +42,15 @@ class Role:
 
     Attributes:
         name: Unique in the run; its log is logs/<name>.log.
-        kind: "learner" (serves the policy and trains; the run ends with it) or "actor".
+        kind: "learner" (serves the policy and trains; the run ends with it), "actor", or "replay" (a Reverb server).
         command: Argument vector.
-        restart: Whether a launcher starts it again when it fails; the n-th time with `--restart n` at the end.
+        restart: Whether a launcher starts it again when it fails; an actor the n-th time with `--restart n` at the end.
         env: Environment variables beside the inherited ones.
         serves: Address that it listens on, or None.
     """
 
     name: str
-    kind: Literal["learner", "actor"]
+    kind: Literal["learner", "actor", "replay"]
     command: tuple[str, ...]
     restart: bool
     env: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +79,7 @@ def make_program(
     python: str = sys.executable,
     server: str | None = None,
 ) -> Program:
-    """The program of a run: one learner, then `num_actors` actors, then `eval_actors` evaluation actors.
+    """The program of a run: a learner, its Reverb server, `num_actors` actors, `eval_actors` evaluation actors.
 
     With `num_actors=0` the learner's process steps the environments of actor 0 itself. Of a resumed run, the newest
     checkpoint in `run_dir` numbers the session, so that environments get other seeds than before.
@@ -84,16 +90,21 @@ def make_program(
         address: Where the learner listens.
         python: The interpreter.
         server: Where actors find it; None: at `address`, or by this machine's name if that means "all interfaces".
+
+    Raises:
+        ConfigError: a Reverb server is asked for, and it cannot be started from here.
     """
     server = server or _reachable(address)
     run_dir = os.path.abspath(run_dir)
     run = (python, "-m", "seedx.run")
     resume = ("--resume",) if config.resume else ()
     session = ("--session", str(newest_update(run_dir))) if config.resume else ()
+    replays = [_reverb_server(config, run_dir, python)] if config.replay == "reverb" else []
+    replay = ("--replay", *(f"reverb://{role.serves}" for role in replays)) if replays else ()
     learner = Role(
         name="learner",
         kind="learner",
-        command=(*run, "learner", "--run-dir", run_dir, "--listen", address, *resume),
+        command=(*run, "learner", "--run-dir", run_dir, "--listen", address, *replay, *resume),
         restart=False,
         serves=address,
     )
@@ -111,7 +122,29 @@ def make_program(
     first_evaluation = max(config.num_actors, 1)
     actors = [actor(i, evaluation=False) for i in range(config.num_actors)]
     evaluators = [actor(first_evaluation + i, evaluation=True) for i in range(config.eval_actors)]
-    return Program(run_dir=run_dir, address=address, roles=(learner, *actors, *evaluators))
+    return Program(run_dir=run_dir, address=address, roles=(learner, *replays, *actors, *evaluators))
+
+
+def _reverb_server(config: Config, run_dir: str, python: str) -> Role:
+    """A Reverb server for this run alone, on a port that is free now; uv makes its environment."""
+    require(
+        importlib.util.find_spec("uv") is not None and REVERB_SERVER.is_file(),
+        "--replay reverb starts a Reverb server, which needs a checkout of this repository and uv: install it with "
+        "`pip install -e '.[reverb]'`, or start the server yourself and name it with --replay reverb://host:port.",
+    )
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    tables = json.dumps([table_description(config.table, config.learner.batch_size)])
+    where = ("--port", str(port), "--checkpoint-dir", f"{run_dir}/reverb")
+    script = (python, "-m", "uv", "run", "--quiet", "--script", str(REVERB_SERVER))
+    return Role(
+        name="reverb",
+        kind="replay",
+        command=(*script, *where, "--config", tables, "--allow-unauthenticated"),
+        restart=True,
+        serves=f"localhost:{port}",
+    )
 
 
 def _reachable(address: str) -> str:
@@ -160,7 +193,12 @@ def main(argv: Sequence[str]) -> int:
         print(f"seedx.program: {error}", file=sys.stderr)
         return 2
     run_dir = os.path.abspath(config.run_dir or cli.default_run_dir(config))
-    program = make_program(config, run_dir, flags.address or f"unix:{run_dir}/learner.sock", server=flags.server)
+    address = flags.address or f"unix:{run_dir}/learner.sock"
+    try:
+        program = make_program(config, run_dir, address, server=flags.server)
+    except ConfigError as error:
+        print(f"seedx.program: {error}", file=sys.stderr)
+        return 2
     print({"text": to_text, "json": to_json}[flags.format](program), end="")
     return 0
 

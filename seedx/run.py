@@ -1,6 +1,7 @@
 """One role of a run in one process; the only place that puts the parts together.
 
     python -m seedx.run learner --run-dir DIR --listen unix:/path|host:port [--resume]
+        [--replay reverb://host:port]
     python -m seedx.run actor --run-dir DIR --server unix:/path|host:port --actor-id I [--evaluation] [--session U]
         [--restart N]
 
@@ -18,6 +19,7 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules load;
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import logging
 import os
@@ -63,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     roles = parser.add_subparsers(dest="role", required=True)
     learner = roles.add_parser("learner", help="serves the policy and learns")
     learner.add_argument("--listen", required=True, help="unix:/path or host:port")
+    learner.add_argument("--replay", help="where the replay is, if not where config.json says")
     learner.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the run directory")
     actor = roles.add_parser("actor", help="steps environments")
     actor.add_argument("--server", required=True, help="unix:/path or host:port of the learner")
@@ -82,6 +85,8 @@ def _run_learner(arguments: argparse.Namespace, config: Config) -> int:
     sys.stdout = io.TextIOWrapper(display, sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
     # The terminal, not only the log, tells of a damaged checkpoint.
     logging.getLogger("seedx").addHandler(logging.StreamHandler(sys.stdout))
+    if arguments.replay is not None:
+        config = dataclasses.replace(config, replay=arguments.replay)
     return run_learner(config, Path(arguments.run_dir), arguments.listen, arguments.resume)
 
 

@@ -110,7 +110,7 @@ class _Child:
 
     def start(self) -> None:
         learner = self.role.kind == "learner"
-        restart = ("--restart", str(self._restarts)) if self._restarts else ()
+        restart = ("--restart", str(self._restarts)) if self._restarts and self.role.kind == "actor" else ()
         env = {**os.environ, **self.role.env, _PARENT_PID: str(os.getpid())}
         with self.log.open("ab") as log:
             self._log_start = log.tell()

@@ -55,6 +55,7 @@ class Settings(NamedTuple):
     """Per-slot settings, `[S]` on the server and `[B]` in `act`."""
 
     env_id: Any  # int32; the slot, unique in the server
+    rank: Any  # float32; the place of the environment among those of the run's training actors, 0 to 1
     greedy: Any  # bool; evaluation slots act greedily and are kept out of training
 
 
@@ -121,8 +122,9 @@ class Env(Protocol):
 class LossOutput(NamedTuple):
     """What a loss reports beside its value."""
 
-    metrics: Mapping[str, Any]  # scalars, summed over executed transitions like the loss
-    priorities: Any  # [B] new replay priorities, or None
+    metrics: Mapping[str, Any]  # scalars, summed like the loss
+    count: Any  # scalar, the number of transitions that loss and metrics are summed over
+    priorities: Any = None  # float32 [B], new replay priorities, not negative; None where there are none
 
 
 @runtime_checkable
@@ -141,12 +143,28 @@ class Agent(Protocol):
         """One row: `(action, state, extras)`, each `[B, ...]`; `keys` holds one PRNG key for each row."""
         ...
 
-    def loss(self, params: Tree, unroll: Unroll, key: Any) -> tuple[Any, LossOutput]:
-        """Loss of an unroll `[T+1, B]`, SUMMED over executed transitions (see `transition_mask`).
+    def loss(self, params: Tree, target_params: Tree, unroll: Unroll, weights: Any, key: Any) -> tuple[Any, LossOutput]:
+        """Loss of an unroll `[T+1, B]`, SUMMED over the transitions that are trained on (see `transition_mask`).
 
-        The learner divides loss and metrics by the number of executed transitions of the whole batch, so that
-        gradients depend neither on microbatches nor on the number of devices.
+        The learner divides loss and metrics by the sum of `LossOutput.count` over the whole batch, so that gradients
+        depend neither on microbatches nor on the number of devices.
+
+        Args:
+            params: Parameters.
+            target_params: Older parameters (`learner.target_period`); None where the config asks for none.
+            unroll: Time-major.
+            weights: float32 `[B]`, importance weights of the items; 1 where the replay samples uniformly.
+            key: For what the loss draws.
         """
+        ...
+
+
+@runtime_checkable
+class PrioritizedAgent(Agent, Protocol):
+    """An agent that learns from prioritized replay; the priorities after an update come with its loss."""
+
+    def initial_priorities(self, unrolls: Unroll) -> Any:
+        """float32 `[N]`, priorities of new unrolls (NumPy, leaves `[N, T+1, ...]`) from what `act` kept."""
         ...
 
 

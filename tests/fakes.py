@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optree
 
+from seedx.replay.replay import Sample
 from seedx.types import ArraySpec, EnvSpec, LossOutput, StepType, TimeStep, Unroll, transition_mask
 
 VECTOR = EnvSpec("vector", ArraySpec((3,), "float32"), ArraySpec((), "int32", num_values=3))
@@ -22,11 +23,12 @@ class Regression:
     def act(self, params, state, timestep, keys, settings):
         raise NotImplementedError("it only learns")
 
-    def loss(self, params, unroll, key):
+    def loss(self, params, target_params, unroll, weights, key):
         x, reward = unroll.timestep.observation, unroll.timestep.reward
         error = x[:-1] @ params["w"] + params["b"] - reward[1:]
-        error = jnp.where(transition_mask(unroll.timestep.step_type), error, 0.0)
-        return 0.5 * jnp.sum(jnp.square(error)), LossOutput({"error": jnp.sum(error)}, None)
+        mask = transition_mask(unroll.timestep.step_type)
+        error = jnp.where(mask, error, 0.0)
+        return 0.5 * jnp.sum(jnp.square(error)), LossOutput({"error": jnp.sum(error)}, jnp.sum(mask))
 
 
 def step_types(num_rows, num_envs, rng):
@@ -51,6 +53,13 @@ def random_unroll(num_envs, length, seed=0, spec=VECTOR, state=None):
     timestep = TimeStep(step_type, reward, rng.integers(0, 2, rows).astype(np.float32), observation)
     extras = {"log_prob": -rng.uniform(0.5, 2.0, rows).astype(np.float32)}
     return Unroll(timestep, action, extras, np.zeros(rows, np.int32), state)
+
+
+def sample_of(items):
+    """Items `[N, ...]` as a replay gives them, all alike."""
+    n = len(items.version)
+    keys = np.arange(n, dtype=np.uint64)
+    return Sample(items, keys, np.full(n, 1 / n), np.ones(n, np.int32), np.full(n, n))
 
 
 def draw(leaf, rows, rng):

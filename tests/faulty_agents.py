@@ -9,8 +9,8 @@ from seedx.types import transition_mask
 class Checking(Impala):
     """IMPALA with a metric `broken`: how many rows of the unrolls do not follow from the row before."""
 
-    def loss(self, params, unroll, key):
-        loss, output = super().loss(params, unroll, key)
+    def loss(self, params, target_params, unroll, weights, key):
+        loss, output = super().loss(params, target_params, unroll, weights, key)
         serial, t, action = jnp.moveaxis(unroll.timestep.observation, -1, 0)
         executed = transition_mask(unroll.timestep.step_type)
         broken = (serial[1:] != serial[:-1]) | (t[1:] != t[:-1] + 1)
@@ -25,8 +25,8 @@ def checking(config, spec):
 class Diverging(Impala):
     """IMPALA whose loss becomes NaN at the environments' 100th step."""
 
-    def loss(self, params, unroll, key):
-        loss, output = super().loss(params, unroll, key)
+    def loss(self, params, target_params, unroll, weights, key):
+        loss, output = super().loss(params, target_params, unroll, weights, key)
         return jnp.where(unroll.timestep.observation[..., 1].max() > 100.0, jnp.nan, loss), output
 
 
@@ -37,7 +37,7 @@ def diverging(config, spec):
 class Raising(Impala):
     """IMPALA with a mistake in its loss."""
 
-    def loss(self, params, unroll, key):
+    def loss(self, params, target_params, unroll, weights, key):
         raise TypeError("a mistake in the loss")
 
 

@@ -85,11 +85,9 @@ class Server:
         self.params = jax.device_put(params, sharding.replicated(self.mesh))
         self.weights.publish(0, self.params)
         self.replay = Fifo(100_000) if replay is None else replay
-        self.policy = PolicyServer(
-            self.agent, spec, config, self.weights, self.meshes, self.replay, self.metrics, self.crew
-        )
+        self.policy = PolicyServer(self.agent, spec, config, self.weights, self.meshes, self.metrics, self.crew)
         self.policy.warm_up()
-        self.policy.start(self.front_end.deliver)
+        self.policy.start(self.front_end.deliver, self.replay)
         self.front_end.serve(self.policy)
 
     def __enter__(self):

@@ -8,7 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from processes import Processes, make_run
 
-from seedx.config import Config, ConfigError, InferenceConfig, LearnerConfig
+from seedx.config import Config, ConfigError, InferenceConfig, LearnerConfig, TableConfig
 from seedx.inference import policy_pb2 as pb
 from seedx.inference import wire
 
@@ -211,7 +211,7 @@ def test_a_run_directory_that_is_no_directory(tmp_path, processes):
     [
         (lambda: Config(seed=-1), r"seed \(-1\)"),
         (lambda: Config(inference=InferenceConfig(max_batch_size=1)), r"max_batch_size \(1\) must hold a group of 16"),
-        (lambda: LearnerConfig(queue_unrolls=-1), r"queue_unrolls \(-1\)"),
+        (lambda: TableConfig(max_size=-1), r"max_size \(-1\)"),
         (lambda: LearnerConfig(learning_rate=float("nan")), r"learning_rate \(nan\)"),
         (lambda: LearnerConfig(devices=-1), r"devices \(-1\)"),
         (lambda: LearnerConfig(max_grad_norm=-1.0), r"max_grad_norm \(-1"),

@@ -44,7 +44,7 @@ def finished(tmp_path_factory):
     read, write = os.pipe()
     os.close(read)
     with Processes(directory) as processes:
-        flags = ("--steps", "600", "--checkpoint.interval-s", "0.05", "--learner.queue-unrolls", "1")
+        flags = ("--steps", "600", "--checkpoint.interval-s", "0.05", "--table.max-size", "4")
         run = processes.local(directory / "run", *flags, stdout=write)
         os.close(write)
         assert run.wait() == 0, run.said

@@ -13,6 +13,8 @@ from seedx.replay.fifo import Fifo
 from seedx.replay.replay import ReplayTimeoutError
 from seedx.types import TimeStep, Unroll
 
+NONE = np.ones(0)  # priorities, which a queue does not look at
+
 
 def items(*numbers, width=2):
     """Items `[N, ...]` that carry their number in every leaf."""
@@ -31,7 +33,7 @@ def numbers(sample):
 def test_items_leave_in_order_exactly_once(chunks, batches):
     fifo, count, taken = Fifo(1000), 0, []
     for size in chunks:
-        fifo.insert(items(*range(count, count + size)), 0.0)
+        fifo.insert(items(*range(count, count + size)), NONE, 0.0)
         count += size
     for size in batches:
         try:
@@ -53,7 +55,7 @@ def unrolls(n, fill):
 def test_unrolls_stay_time_major_in_memory_when_a_batch_is_put_together():
     fifo = Fifo(100)
     for i in range(3):
-        fifo.insert(unrolls(2, i), 0.0)
+        fifo.insert(unrolls(2, i), NONE, 0.0)
     sampled = fifo.sample(6, 0.0).items
     assert np.moveaxis(sampled.action, 0, 1).flags.c_contiguous
     turned = time_major(sampled)
@@ -66,28 +68,28 @@ def test_unrolls_stay_time_major_in_memory_when_a_batch_is_put_together():
 
 def test_inserts_wait_at_the_bound_in_items_and_one_may_overshoot_it():
     fifo = Fifo(4)
-    fifo.insert(items(0, 1, 2), 0.0)
-    fifo.insert(items(3, 4, 5), 0.0)
+    fifo.insert(items(0, 1, 2), NONE, 0.0)
+    fifo.insert(items(3, 4, 5), NONE, 0.0)
     with pytest.raises(ReplayTimeoutError, match=r"no room for 2 items within 0\.0 s: 6 of 4 items, 96 of 1,073,"):
-        fifo.insert(items(6, 7), 0.0)
+        fifo.insert(items(6, 7), NONE, 0.0)
     assert numbers(fifo.sample(3, 0.0)) == [0, 1, 2]
-    fifo.insert(items(6, 7), 0.0)
+    fifo.insert(items(6, 7), NONE, 0.0)
     assert numbers(fifo.sample(5, 0.0)) == [3, 4, 5, 6, 7]
 
 
 def test_inserts_wait_at_the_bound_in_bytes():
     fifo = Fifo(1000, max_bytes=100)
-    fifo.insert(items(0, width=10), 0.0)
-    fifo.insert(items(1, width=20), 0.0)
+    fifo.insert(items(0, width=10), NONE, 0.0)
+    fifo.insert(items(1, width=20), NONE, 0.0)
     with pytest.raises(ReplayTimeoutError, match=r"136 of 100 bytes"):
-        fifo.insert(items(2), 0.0)
+        fifo.insert(items(2), NONE, 0.0)
     fifo.sample(1, 0.0)
-    fifo.insert(items(2), 0.0)
+    fifo.insert(items(2), NONE, 0.0)
 
 
 def test_a_sample_takes_nothing_when_there_is_too_little():
     fifo = Fifo(4)
-    fifo.insert(items(0, 1), 0.0)
+    fifo.insert(items(0, 1), NONE, 0.0)
     started = time.monotonic()
     with pytest.raises(ReplayTimeoutError, match=r"no batch of 3 items within 0\.05 s: 2 of 4 items"):
         fifo.sample(3, 0.05)
@@ -99,8 +101,8 @@ def test_a_sample_takes_nothing_when_there_is_too_little():
 def test_a_batch_that_can_never_be_complete_is_an_error_not_a_wait(bound):
     """The queue is full and holds less than a batch: inserting and sampling would wait for each other for ever."""
     fifo = Fifo(**bound)
-    fifo.insert(items(0, 1, 2, 3), 0.0)
-    with pytest.raises(ValueError, match=r"a batch of 5 items does not fit .*4 of .*learner\.queue-unrolls"):
+    fifo.insert(items(0, 1, 2, 3), NONE, 0.0)
+    with pytest.raises(ValueError, match=r"a batch of 5 items does not fit .*4 of .*table\.max-size"):
         fifo.sample(5, 30.0)
 
 
@@ -108,8 +110,8 @@ def test_a_batch_that_can_never_be_complete_is_an_error_not_a_wait(bound):
 def test_whoever_waits_is_woken(waits):
     fifo, results = Fifo(1), []
     if waits == "insert":
-        fifo.insert(items(0), 0.0)
-        thread = threading.Thread(target=lambda: results.append(fifo.insert(items(1), 30.0)), daemon=True)
+        fifo.insert(items(0), NONE, 0.0)
+        thread = threading.Thread(target=lambda: results.append(fifo.insert(items(1), NONE, 30.0)), daemon=True)
     else:
         thread = threading.Thread(target=lambda: results.append(numbers(fifo.sample(1, 30.0))), daemon=True)
     thread.start()
@@ -118,9 +120,20 @@ def test_whoever_waits_is_woken(waits):
     if waits == "insert":
         assert numbers(fifo.sample(1, 0.0)) == [0]
     else:
-        fifo.insert(items(7), 0.0)
+        fifo.insert(items(7), NONE, 0.0)
     thread.join(10)
-    assert results == ([None] if waits == "insert" else [[7]])
+    assert results == ([[1]] if waits == "insert" else [[7]])
+
+
+def test_items_are_deleted_by_key_and_all_by_reset():
+    fifo = Fifo(100)
+    keys = np.concatenate([fifo.insert(items(*range(i, i + 3)), NONE, 0.0) for i in (0, 3, 6)])
+    fifo.delete(np.append(keys[[1, 3, 4, 5]], np.uint64(10**6)))
+    sample = fifo.sample(4, 0.0)
+    assert numbers(sample) == [0, 2, 6, 7]
+    np.testing.assert_array_equal(sample.keys, keys[[0, 2, 6, 7]])
+    fifo.reset()
+    assert fifo.info() == {"queue/unrolls": 0, "queue/bytes": 0, "queue/inserted": 9}
 
 
 def test_a_small_queue_under_many_threads_loses_nothing_and_does_not_lock_up():
@@ -133,7 +146,7 @@ def test_a_small_queue_under_many_threads_loses_nothing_and_does_not_lock_up():
         i = 0
         while i < each:
             size = min(int(rng.integers(1, 4)), each - i)
-            fifo.insert(items(*range(p * each + i, p * each + i + size)), 20.0)
+            fifo.insert(items(*range(p * each + i, p * each + i + size)), NONE, 20.0)
             i += size
 
     def consume():

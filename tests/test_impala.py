@@ -12,6 +12,7 @@ from seedx.config import Config, ImpalaConfig, NetworkConfig
 from seedx.types import ArraySpec, EnvSpec, Settings, StepType, TimeStep, Unroll, transition_mask
 
 T, B = 6, 4
+ONES = np.ones(B, np.float32)
 VECTOR = EnvSpec("vector", ArraySpec((3,), "float32"), ArraySpec((), "int64", num_values=3))
 TREE = EnvSpec(
     "tree",
@@ -62,7 +63,7 @@ def timesteps(spec, seed=0):
 def act_through(agent, params, timestep):
     """The unroll that acting on given timesteps makes."""
     act, state, rows = act_of(agent), agent.initial_state(B), []
-    settings = Settings(np.arange(B, dtype=np.int32), np.zeros(B, bool))
+    settings = Settings(np.arange(B, dtype=np.int32), np.zeros(B, np.float32), np.zeros(B, bool))
     start = state
     for t in range(T + 1):
         keys = jax.random.split(jax.random.key(t), B)
@@ -76,7 +77,7 @@ def act_through(agent, params, timestep):
 def test_acting_and_learning_agree_and_every_gradient_is_finite(name):
     agent, params = make(name)
     unroll = act_through(agent, params, timesteps(AGENTS[name][0]))
-    (loss, output), gradient = loss_of(agent)(params, unroll, jax.random.key(0))
+    (loss, output), gradient = loss_of(agent)(params, None, unroll, ONES, jax.random.key(0))
     mask = transition_mask(unroll.timestep.step_type)
     assert np.isfinite(loss)
     np.testing.assert_allclose(output.metrics["rho"], mask.sum(), rtol=1e-4)  # on-policy: every ratio is 1
@@ -94,10 +95,10 @@ def test_loss_is_the_sum_of_its_transcription():
     rng = np.random.default_rng(1)
     behaviour = np.asarray(unroll.extras["log_prob"]) + rng.normal(size=(T + 1, B)).astype(np.float32)
     unroll = unroll._replace(extras={"log_prob": behaviour})
-    (loss, output), _ = loss_of(agent)(params, unroll, jax.random.key(0))
+    (loss, output), _ = loss_of(agent)(params, None, unroll, ONES, jax.random.key(0))
 
     logits, values = map(
-        np.float64, jax.jit(agent._network.unroll)(params, unroll.state, unroll.timestep, unroll.action)
+        np.float64, jax.jit(agent._network.unroll)(params, unroll.state, unroll.timestep, unroll.action)[0]
     )
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     policy = value = entropy = 0.0
@@ -132,12 +133,12 @@ def test_an_ignored_action_has_no_gradient_and_its_numbers_do_not_leak():
 
     def loss_of_shift(shift, unroll):
         def unrolled(*inputs):
-            logits, values = original.unroll(*inputs)
-            return logits + shift, values
+            (logits, values), state = original.unroll(*inputs)
+            return (logits + shift, values), state
 
         agent._network = original._replace(unroll=unrolled)
         try:
-            return agent.loss(params, unroll, jax.random.key(0))[0]
+            return agent.loss(params, None, unroll, jnp.asarray(ONES), jax.random.key(0))[0]
         finally:
             agent._network = original
 
@@ -149,7 +150,7 @@ def test_an_ignored_action_has_no_gradient_and_its_numbers_do_not_leak():
     reward[1:][~mask] = np.nan
     log_prob[:-1][~mask] = np.nan
     dirty = unroll._replace(timestep=unroll.timestep._replace(reward=reward), extras={"log_prob": log_prob})
-    clean_out, dirty_out = (loss_of(agent)(params, u, jax.random.key(0)) for u in (unroll, dirty))
+    clean_out, dirty_out = (loss_of(agent)(params, None, u, ONES, jax.random.key(0)) for u in (unroll, dirty))
     for a, b in zip(jax.tree.leaves(clean_out), jax.tree.leaves(dirty_out), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -162,8 +163,8 @@ def test_halves_of_a_batch_add_up():
         timestep, action, extras, version = jax.tree.map(lambda x: x[:, rows], unroll[:4])
         return Unroll(timestep, action, extras, version, jax.tree.map(lambda x: x[rows], unroll.state))
 
-    whole = loss_of(agent)(params, unroll, jax.random.key(0))
-    halves = [loss_of(agent)(params, part(slice(i, i + 2)), jax.random.key(0)) for i in (0, 2)]
+    whole = loss_of(agent)(params, None, unroll, ONES, jax.random.key(0))
+    halves = [loss_of(agent)(params, None, part(slice(i, i + 2)), ONES[:2], jax.random.key(0)) for i in (0, 2)]
     for a, b, c in zip(*map(jax.tree.leaves, (whole, *halves)), strict=True):
         np.testing.assert_allclose(a, b + c, atol=1e-4, rtol=1e-4)
 
@@ -175,7 +176,7 @@ def test_greedy_rows_take_the_most_likely_action_and_the_others_sample():
     act = act_of(agent)
 
     def run(greedy, seed):
-        settings = Settings(np.arange(B, dtype=np.int32), np.array(greedy))
+        settings = Settings(np.arange(B, dtype=np.int32), np.zeros(B, np.float32), np.array(greedy))
         action, _, extras = act(
             params, agent.initial_state(B), timestep, jax.random.split(jax.random.key(seed), B), settings
         )
@@ -194,7 +195,7 @@ def test_learns_a_bandit():
     step_type = np.full((T + 1, B), StepType.MID, np.uint8)
     ones = np.ones((T + 1, B), np.float32)
     timestep = jax.tree.map(jnp.asarray, TimeStep(step_type, ones, ones, np.ones((T + 1, B, 3), np.float32)))
-    settings = Settings(jnp.arange(B), jnp.zeros(B, bool))
+    settings = Settings(jnp.arange(B), jnp.zeros(B), jnp.zeros(B, bool))
 
     @jax.jit
     def update(params, key):
@@ -203,7 +204,7 @@ def test_learns_a_bandit():
         action, _, extras = jax.vmap(lambda k: agent.act(params, agent.initial_state(B), first_row, k, settings))(keys)
         reward = jnp.concatenate([ones[:1], (action[:-1] == 0).astype(jnp.float32)])
         unroll = Unroll(timestep._replace(reward=reward), action, extras, action, agent.initial_state(B))
-        gradient = jax.grad(agent.loss, has_aux=True)(params, unroll, key)[0]
+        gradient = jax.grad(agent.loss, has_aux=True)(params, None, unroll, jnp.ones(B), key)[0]
         return jax.tree.map(lambda p, g: p - 0.02 * g, params, gradient), jnp.mean(reward[1:])
 
     for i in range(150):
@@ -217,7 +218,7 @@ def test_lowers_for_tpu_and_gpu(name):
     timestep = timesteps(AGENTS[name][0])
     state = agent.initial_state(B)
     keys = jax.random.split(jax.random.key(0), B)
-    settings = Settings(np.arange(B, dtype=np.int32), np.zeros(B, bool))
+    settings = Settings(np.arange(B, dtype=np.int32), np.zeros(B, np.float32), np.zeros(B, bool))
     first_row = jax.tree.map(lambda x: x[0], timestep)
     action, _, extras = jax.eval_shape(agent.act, params, state, first_row, keys, settings)
     action, extras = jax.tree.map(lambda x: jax.ShapeDtypeStruct((T + 1, *x.shape), x.dtype), (action, extras))
@@ -225,4 +226,4 @@ def test_lowers_for_tpu_and_gpu(name):
     export = functools.partial(jax.export.export, platforms=["tpu", "cuda"])
     assert export(jax.jit(agent.act))(params, state, first_row, keys, settings).platforms == ("tpu", "cuda")
     gradient = jax.jit(jax.grad(agent.loss, has_aux=True))
-    assert export(gradient)(params, unroll, jax.random.key(0)).platforms == ("tpu", "cuda")
+    assert export(gradient)(params, None, unroll, ONES, jax.random.key(0)).platforms == ("tpu", "cuda")

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from seedx.config import ConfigError, NetworkConfig
+from seedx.networks.heads import ActorCritic
 from seedx.networks.network import build_network
 from seedx.networks.torso import as_float
 from seedx.types import ArraySpec, EnvSpec, StepType, TimeStep
@@ -49,7 +50,7 @@ SPECS = {"vector": VECTOR, "image": IMAGE, "tree": TREE}
 @functools.cache
 def build(spec, **config):
     """A compiled network and its parameters."""
-    network = build_network(NetworkConfig(**config), SPECS[spec])
+    network = build_network(NetworkConfig(**config), SPECS[spec], ActorCritic)
     params = network.init(jax.random.key(0))
     # The heads start near zero; larger ones show a difference in any input.
     params["policy"]["kernel"] = 100.0 * params["policy"]["kernel"]
@@ -59,7 +60,7 @@ def build(spec, **config):
 def step_through(network, params, state, timestep, action):
     outputs = []
     for t in range(ROWS):
-        policy, value, state = network.step(params, state, jax.tree.map(lambda x, t=t: x[t], timestep))
+        (policy, value), state = network.step(params, state, jax.tree.map(lambda x, t=t: x[t], timestep))
         state = network.remember(state, jax.tree.map(lambda x, t=t: jnp.asarray(x[t]), action))
         outputs.append((policy, value))
     return (*map(np.stack, zip(*outputs, strict=True)), state)
@@ -85,9 +86,12 @@ def test_an_unroll_is_its_steps_and_goes_on_from_a_state(spec, config):
         if seed:  # the second one starts in the middle of episodes
             timestep.step_type[0] = StepType.MID
         policy, value, after = step_through(network, params, state, timestep, action)
-        got_policy, got_value = network.unroll(params, state, timestep, action)
+        (got_policy, got_value), got_after = network.unroll(params, state, timestep, action)
         np.testing.assert_allclose(got_policy, policy, atol=2e-5)
         np.testing.assert_allclose(got_value, value, atol=2e-5)
+        for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(got_after), strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(a, b, atol=2e-5)
         assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
         state = after
 
@@ -96,12 +100,12 @@ def test_first_forgets_everything_before_it():
     network, params = build("image", lstm=8, previous_action=True, frame_stack=3)
     timestep, action = rollout(IMAGE)
     start = network.initial_state(B)
-    before = np.asarray(network.unroll(params, start, timestep, action)[0])  # before its arrays change
+    before = np.asarray(network.unroll(params, start, timestep, action)[0][0])  # before its arrays change
     # Everything before row 3 of column 1, the action that the reset ignored and the reward of the FIRST row change.
     other, other_action = rollout(IMAGE, seed=1)
     timestep.observation[:3, 1], action[:3, 1] = other.observation[:3, 1], other_action[:3, 1]
     timestep.reward[:4, 1] += 1.0
-    after, _ = network.unroll(params, start, timestep, action)
+    (after, _), _ = network.unroll(params, start, timestep, action)
     np.testing.assert_allclose(after[3:, 1], before[3:, 1], atol=1e-6)
     assert np.abs(after[:3, 1] - before[:3, 1]).max() > 1e-3
 
@@ -110,7 +114,7 @@ def test_first_forgets_everything_before_it():
 def test_the_past_matters_within_an_episode(what):
     network, params = build("image", lstm=8, previous_action=True, frame_stack=3)
     timestep, action = rollout(IMAGE)
-    before, _ = network.unroll(params, network.initial_state(B), timestep, action)
+    (before, _), _ = network.unroll(params, network.initial_state(B), timestep, action)
     before = np.asarray(before)  # computed by now: JAX may still read the arrays that change below
     match what:
         case "action":
@@ -119,20 +123,20 @@ def test_the_past_matters_within_an_episode(what):
             timestep.reward[2, 0] = -timestep.reward[2, 0]
         case "frame":
             timestep.observation[2, 0] = 255 - timestep.observation[2, 0]
-    after, _ = network.unroll(params, network.initial_state(B), timestep, action)
+    (after, _), _ = network.unroll(params, network.initial_state(B), timestep, action)
     moved = np.abs(after - before).max(-1) > 1e-7
     np.testing.assert_array_equal(moved[:, 0], np.arange(ROWS) >= 2)
     assert not moved[:, 1:].any()
 
 
 def test_a_plain_mlp_has_no_state():
-    assert jax.tree.leaves(build_network(NetworkConfig(), VECTOR).initial_state(B)) == []
+    assert jax.tree.leaves(build_network(NetworkConfig(), VECTOR, ActorCritic).initial_state(B)) == []
 
 
 def test_starts_near_the_uniform_policy_and_depends_on_the_key_only():
-    network = build_network(NetworkConfig(), VECTOR)
+    network = build_network(NetworkConfig(), VECTOR, ActorCritic)
     params = [network.init(jax.random.key(seed)) for seed in (0, 0, 1)]
-    policy, value, _ = jax.jit(network.step)(
+    (policy, value), _ = jax.jit(network.step)(
         params[0], network.initial_state(B), jax.tree.map(lambda x: x[0], rollout(VECTOR)[0])
     )
     assert np.abs(policy).max() < 0.05 < np.abs(value).max()
@@ -147,7 +151,7 @@ def test_starts_near_the_uniform_policy_and_depends_on_the_key_only():
 @pytest.mark.parametrize(("torso", "features"), [("shallow", 256), ("deep", 256)])
 def test_paper_torsos_have_the_paper_sizes(torso, features):
     atari = EnvSpec("atari", ArraySpec((84, 84), "uint8"), ArraySpec((), "int64", num_values=18))
-    network = build_network(NetworkConfig(torso=torso, frame_stack=4), atari)
+    network = build_network(NetworkConfig(torso=torso, frame_stack=4), atari, ActorCritic)
     shapes = jax.eval_shape(network.init, jax.random.key(0))
     convs = [x.shape for x in jax.tree.leaves(shapes["torso"]["convs"]) if x.ndim == 4]
     if torso == "shallow":
@@ -168,7 +172,7 @@ def test_leaves_as_a_net_sees_them():
 
 def test_a_grid_of_categories_is_one_hot_through_the_mlp():
     grid = EnvSpec("grid", {"grid": ArraySpec((7, 5, 3), "uint8", 11), "text": ArraySpec((6,), "uint8")}, ACTION)
-    params = jax.eval_shape(build_network(NetworkConfig(), grid).init, jax.random.key(0))
+    params = jax.eval_shape(build_network(NetworkConfig(), grid, ActorCritic).init, jax.random.key(0))
     assert params["torso"]["mlp"]["layers"]["layer_0"]["kernel"].shape == (7 * 5 * 3 * 11 + 6, 64)
 
 
@@ -188,7 +192,7 @@ def doubles(spec, rngs):
 def test_a_torso_of_ones_own():
     network, params = build("vector", torso=f"{__name__}:doubles")
     timestep, action = rollout(VECTOR)
-    policy, _ = network.unroll(params, network.initial_state(B), timestep, action)
+    (policy, _), _ = network.unroll(params, network.initial_state(B), timestep, action)
     np.testing.assert_allclose(policy, 2 * timestep.observation @ params["policy"]["kernel"], atol=1e-4)
 
 
@@ -209,4 +213,4 @@ def no_module(spec, rngs):
 )
 def test_refuses_what_it_cannot_build(config, message):
     with pytest.raises(ConfigError, match=message):
-        build_network(NetworkConfig(**config), VECTOR)
+        build_network(NetworkConfig(**config), VECTOR, ActorCritic)

@@ -109,7 +109,7 @@ def log_rhos(server, unrolls):
 
     @jax.jit
     def log_probs(params, state, timestep, action):
-        return distribution.log_prob(network.unroll(params, state, timestep, action)[0], action)
+        return distribution.log_prob(network.unroll(params, state, timestep, action)[0][0], action)
 
     return np.asarray(log_probs(server.params, state, batch.timestep, batch.action)) - batch.extras["log_prob"]
 
@@ -167,7 +167,7 @@ def test_evaluation_is_greedy_and_stays_out_of_training(server):
         stream = connection.open_stream(1)
         (actions,) = play(None, [script], 3 * T, [stream])
     network, state = server.agent._network, server.agent.initial_state(4)
-    logits = [network.step(server.params, state, jax.tree.map(jnp.asarray, script.row(t)))[0] for t in range(3 * T)]
+    logits = [network.step(server.params, state, jax.tree.map(jnp.asarray, script.row(t)))[0][0] for t in range(3 * T)]
     np.testing.assert_array_equal(actions, np.argmax(np.array(logits), axis=-1))
     ended = np.count_nonzero(script.rows.step_type[: 3 * T] == StepType.LAST)
     wait_until(lambda: server.policy.eval_episodes.snapshot()["episodes"] == eval_before + ended)

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import numpy as np
-from fakes import VECTOR, random_unroll
+from fakes import VECTOR, random_unroll, sample_of
 
 from seedx import sharding
 from seedx.agents.impala import Impala
@@ -32,10 +32,10 @@ def make_learner(agent, state, tmp_path, config=CONFIG):
 def feed(learner, batches):
     """Updates on items that were recorded as a replay gives them."""
     mesh = sharding.build_meshes(CONFIG.learner).learner
-    prepare = Batches(Fifo(8), 8, mesh, Metrics(), Crew()).prepare
+    prepare = Batches(Fifo(8), 8, 0.0, mesh, Metrics(), Crew()).prepare
     for unroll in batches:
         rows = jax.tree.map(lambda leaf: np.moveaxis(leaf, 1, 0), tuple(unroll[:-1]))
-        learner.step(prepare(unroll._replace(**dict(zip(unroll._fields[:-1], rows, strict=True)))))
+        learner.step(prepare(sample_of(unroll._replace(**dict(zip(unroll._fields[:-1], rows, strict=True))))))
 
 
 def test_restored_and_fed_the_same_batches_it_ends_with_the_same_bits(tmp_path):
@@ -57,7 +57,7 @@ def test_restored_and_fed_the_same_batches_it_ends_with_the_same_bits(tmp_path):
 
     template = initial_state(agent, CONFIG.learner, mesh, 2)  # of another seed: nothing of it may stay
     found = Checkpointer(tmp_path).restore(template.params, {"opt_state": template.opt_state})
-    restored = LearnerState(found.params, found.state["opt_state"], found.update, found.metadata["env_steps"])
+    restored = LearnerState(found.params, None, found.state["opt_state"], found.update, found.metadata["env_steps"])
     second, weights = make_learner(agent, restored, tmp_path)
     assert weights.latest().version == STOPPED_AT
     feed(second, recorded[STOPPED_AT:])

@@ -32,6 +32,7 @@ def attached(policy, tables, slots, actor_id=0, envs=(0, 1), session=0, greedy=F
         np.int32(actor_id),
         np.array(envs, np.int32),
         np.int32(session),
+        np.full(len(slots), 0.5, np.float32),
         np.bool_(greedy),
     )
     return jax.tree.map(np.array, tables)

@@ -33,11 +33,13 @@ def check(rows, before, slot, start, length):
 
 
 @settings(deadline=None)
-@given(length=st.integers(1, 4), sizes=st.lists(st.integers(1, 3), min_size=1, max_size=4), data=st.data())
+@given(length=st.integers(1, 5), sizes=st.lists(st.integers(1, 3), min_size=1, max_size=4), data=st.data())
 def test_each_group_gets_its_rows_back_whoever_shares_its_batches(length, sizes, data):
     """Batches of any groups, in any order; now and then a group is given to a new actor."""
-    store, groups = UnrollStore(sum(sizes), length), np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    period = data.draw(st.integers(1, length))
+    store, groups = UnrollStore(sum(sizes), length, period), np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     t, begin = np.zeros(len(sizes), int), np.zeros(len(sizes), int)  # next row; first row of the group's actor
+    actor_of = {}  # the slot and the first row of the actor, by source
     for order in data.draw(st.lists(st.permutations(range(len(sizes))), max_size=20)):
         batch = order[: data.draw(st.integers(0, len(sizes)))]
         if batch and data.draw(st.booleans()):
@@ -47,10 +49,11 @@ def test_each_group_gets_its_rows_back_whoever_shares_its_batches(length, sizes,
         bounds = np.cumsum([0, *(sizes[g] for g in batch)])
         rows = np.concatenate([np.empty(0, int), *(np.full(sizes[g], t[g]) for g in batch)])
         # Only where it is wanted is the state before a row fetched from the device.
-        starts = (t - begin)[batch] % length == 0
+        starts = (t - begin)[batch] % period == 0
         assert store.wants_state(slots[bounds[:-1]]) == starts.any()
         finished = store.add(slots, bounds, row(rows, slots), state(rows, slots) if starts.any() else [])
-        ends = np.flatnonzero(starts & (t > begin)[batch])
+        age = (t - begin)[batch]
+        ends = np.flatnonzero((age >= length) & ((age - length) % period == 0))
         assert (finished is None) == (len(ends) == 0)
         if finished is not None:
             assert finished.groups.tolist() == ends.tolist()
@@ -58,6 +61,10 @@ def test_each_group_gets_its_rows_back_whoever_shares_its_batches(length, sizes,
             for k, (slot, start) in enumerate(expected):
                 check([leaf[:, k] for leaf in finished.rows], [leaf[k] for leaf in finished.state], slot, start, length)
             assert finished.rows[0].shape[1] == len(expected)
+            begins = np.repeat(begin[batch][ends], np.diff(bounds)[ends]).tolist()
+            for source, (slot, _), first in zip(finished.sources.tolist(), expected, begins, strict=True):
+                assert actor_of.setdefault(source, (slot, first)) == (slot, first)
+            assert len(set(actor_of.values())) == len(actor_of)
         t[batch] += 1
 
 
@@ -65,7 +72,7 @@ def test_each_group_gets_its_rows_back_whoever_shares_its_batches(length, sizes,
 @pytest.mark.parametrize("bounds", [[0, 2], [0, 1, 2]])
 def test_a_finished_unroll_is_left_alone_and_owes_nothing_to_its_inputs(length, bounds):
     slots = np.array([1, 2])
-    store, seen = UnrollStore(3, length), []
+    store, seen = UnrollStore(3, length, length), []
     inputs, before = row(0, slots), state(0, slots)
     for t in range(4 * length + 1):
         for leaf, new in zip(inputs + before, row(t, slots) + state(t, slots), strict=True):
@@ -84,7 +91,7 @@ def test_a_finished_unroll_is_left_alone_and_owes_nothing_to_its_inputs(length, 
 
 
 def test_a_stateless_agent_has_no_state():
-    store, slots = UnrollStore(2, 2), np.arange(2)
+    store, slots = UnrollStore(2, 2, 2), np.arange(2)
     made = [store.add(slots, np.array([0, 2]), row(t, slots), []) for t in range(5)]
     assert [m is not None for m in made] == [False, False, True, False, True]
     assert made[2].state == made[4].state == []

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes import VECTOR, Regression, random_unroll
+from fakes import VECTOR, Regression, random_unroll, sample_of
 
 from seedx import sharding
 from seedx.agents.impala import Impala
@@ -22,6 +22,7 @@ from seedx.types import transition_mask
 from seedx.weights import WeightStore
 
 T, B = 5, 16
+ONES = np.ones(B, np.float32)
 CONFIG = LearnerConfig(batch_size=B, unroll_length=T, learning_rate=0.05, devices=1)
 
 
@@ -45,7 +46,7 @@ def run(agent, config, batch, devices=1, updates=1):
     params = agent.init(jax.random.key(1))
     opt_state = make_optimizer(config).init(params)
     for i in range(updates):
-        result = update(params, opt_state, batch, jnp.float32(i * 100), jnp.int32(i))
+        result = update(params, None, opt_state, batch, jnp.asarray(ONES), jnp.float32(i * 100), jnp.int32(i))
         params, opt_state = result.params, result.opt_state
     return result
 
@@ -169,9 +170,9 @@ def test_an_update_that_is_not_finite_changes_nothing(value, optimizer):
     bad.timestep.observation[2, 3, 1] = value
     bad.timestep.step_type[2, 3] = 1
     params = Regression().init(jax.random.key(1))
-    sound = update(params, make_optimizer(config).init(params), batch, np.float32(0), np.int32(0))
+    sound = update(params, None, make_optimizer(config).init(params), batch, ONES, np.float32(0), np.int32(0))
     before = jax.tree.map(np.array, (sound.params, sound.opt_state))
-    result = update(sound.params, sound.opt_state, bad, np.float32(0), np.int32(1))
+    result = update(sound.params, None, sound.opt_state, bad, ONES, np.float32(0), np.int32(1))
     assert bool(sound.finite)
     assert not bool(result.finite)
     after = jax.tree.map(np.array, (result.params, result.opt_state))
@@ -181,9 +182,9 @@ def test_an_update_that_is_not_finite_changes_nothing(value, optimizer):
 
 def test_only_the_optimizer_state_is_donated():
     update = regression_update(CONFIG, 8)
-    params, opt_state, *_ = initial_state(Regression(), CONFIG, mesh(8), 0)
+    params, _, opt_state, *_ = initial_state(Regression(), CONFIG, mesh(8), 0)
     batch = jax.device_put(random_unroll(B, T), batch_shardings(mesh(8)))
-    result = update(params, opt_state, batch, np.float32(0), np.int32(0))
+    result = update(params, None, opt_state, batch, ONES, np.float32(0), np.int32(0))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(opt_state))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((params, batch, result)))
     jax.block_until_ready(jax.tree.map(jnp.copy, params))
@@ -196,13 +197,17 @@ def make_learner(tmp_path, devices=1, **state):
     weights, metrics = WeightStore(), Metrics()
     start = initial_state(Regression(), CONFIG, mesh(devices), 3)._replace(**state)
     learner = Learner(Regression(), CONFIG, meshes(devices), start, weights, metrics, 0, tmp_path)
-    batches = Batches(Fifo(100), B, mesh(devices), metrics, Crew())
+    batches = Batches(Fifo(100), B, 0.0, mesh(devices), metrics, Crew())
     return learner, weights, metrics, batches
 
 
 def as_items(unroll):
     rows = jax.tree.map(lambda leaf: np.moveaxis(leaf, 1, 0), tuple(unroll[:-1]))
     return type(unroll)(*rows, state=unroll.state)
+
+
+def as_sample(unroll):
+    return sample_of(as_items(unroll))
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -215,7 +220,7 @@ def test_a_learner_publishes_what_it_learned(tmp_path, devices):
     learner.compile(shapes)
     executed = int(transition_mask(unroll.timestep.step_type).sum())
     for i in range(1, 4):
-        batch = batches.prepare(as_items(unroll))
+        batch = batches.prepare(as_sample(unroll))
         assert batch.env_steps == executed
         for a, b in zip(jax.tree.leaves(batch.host), jax.tree.leaves(unroll), strict=True):
             np.testing.assert_array_equal(a, b)
@@ -236,7 +241,7 @@ def test_two_learners_are_alike_bit_for_bit(tmp_path):
     for _ in range(2):
         learner, _, _, batches = make_learner(tmp_path)
         for seed in range(2):
-            learner.step(batches.prepare(as_items(random_unroll(B, T, seed))))
+            learner.step(batches.prepare(as_sample(random_unroll(B, T, seed))))
         results.append(jax.tree.map(np.array, (learner.state.params, learner.state.opt_state)))
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         assert a.tobytes() == b.tobytes()
@@ -244,13 +249,13 @@ def test_two_learners_are_alike_bit_for_bit(tmp_path):
 
 def test_a_non_finite_update_is_an_error_that_keeps_its_batch(tmp_path):
     learner, weights, _, batches = make_learner(tmp_path)
-    learner.step(batches.prepare(as_items(random_unroll(B, T))))
+    learner.step(batches.prepare(as_sample(random_unroll(B, T))))
     before, version = jax.tree.map(np.array, learner.state), weights.latest().version
     bad = random_unroll(B, T, seed=1)
     bad.timestep.step_type[1, 1] = 1
     bad.timestep.reward[2, 1] = np.inf
     with pytest.raises(NonFiniteError, match=r"update 2 is not finite.*learning-rate") as failure:
-        learner.step(batches.prepare(as_items(bad)))
+        learner.step(batches.prepare(as_sample(bad)))
     (path,) = tmp_path.glob("*.npz")
     assert str(path) in str(failure.value)
     with np.load(path) as saved:
@@ -261,17 +266,17 @@ def test_a_non_finite_update_is_an_error_that_keeps_its_batch(tmp_path):
     assert weights.latest().version == version
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(learner.state), strict=True):
         np.testing.assert_array_equal(a, b)
-    learner.step(batches.prepare(as_items(random_unroll(B, T))))  # and it could go on
+    learner.step(batches.prepare(as_sample(random_unroll(B, T))))  # and it could go on
     assert weights.latest().version == version + 1
 
 
 def test_batches_come_from_the_replay_in_order(tmp_path):
     fifo, metrics, crew = Fifo(100), Metrics(), Crew()
-    batches = Batches(fifo, 4, mesh(), metrics, crew)
+    batches = Batches(fifo, 4, 0.0, mesh(), metrics, crew)
     assert batches.next(0.01) is None
     batches.start()
     for i in range(3):
-        fifo.insert(as_items(random_unroll(4, T, seed=i)), 1.0)
+        fifo.insert(as_items(random_unroll(4, T, seed=i)), np.ones(4), 1.0)
     for i in range(3):
         batch = batches.next(10.0)
         np.testing.assert_array_equal(batch.unroll.timestep.reward, random_unroll(4, T, seed=i).timestep.reward)

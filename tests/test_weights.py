@@ -66,7 +66,7 @@ def test_readers_keep_the_last_two_versions_through_a_thousand_updates():
     config = LearnerConfig(batch_size=8, unroll_length=3, devices=1, optimizer="adam")
     mesh = sharding.build_meshes(config).learner
     update = make_update(Regression(), config, mesh, 0)
-    batch = jax.device_put(random_unroll(8, 3))
+    batch, weights = jax.device_put((random_unroll(8, 3), np.ones(8, np.float32)))
     state = initial_state(Regression(), config, mesh, 0)
     store, truth, failures = WeightStore(), {0: np.array(state.params["w"])}, []
     store.publish(0, state.params)
@@ -95,7 +95,7 @@ def test_readers_keep_the_last_two_versions_through_a_thousand_updates():
         thread.start()
     params, opt_state = state.params, state.opt_state
     for i in range(1, 1001):
-        result = update(params, opt_state, batch, np.float32(0), np.int32(i))
+        result = update(params, None, opt_state, batch, weights, np.float32(0), np.int32(i))
         params, opt_state = result.params, result.opt_state
         truth[i] = np.array(params["w"])
         store.publish(i, params)

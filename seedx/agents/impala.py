@@ -8,6 +8,7 @@ from seedx.config import Config
 from seedx.learner.losses import entropy_loss, masked_sum, policy_gradient_loss, value_loss
 from seedx.learner.vtrace import vtrace
 from seedx.networks.distributions import distribution_for
+from seedx.networks.heads import ActorCritic
 from seedx.networks.network import NetworkState, build_network
 from seedx.types import EnvSpec, LossOutput, Settings, TimeStep, Unroll, transition_mask
 
@@ -20,7 +21,7 @@ class Impala:
 
     def __init__(self, config: Config, spec: EnvSpec) -> None:
         self._config = config.impala
-        self._network = build_network(config.network, spec)
+        self._network = build_network(config.network, spec, ActorCritic)
         self._distribution = distribution_for(spec.action)
 
     def init(self, key: Key[Array, ""]) -> PyTree:
@@ -35,7 +36,7 @@ class Impala:
         self, params: PyTree, state: NetworkState, timestep: TimeStep, keys: Key[Array, "B"], settings: Settings
     ) -> tuple[PyTree, NetworkState, dict[str, Float[Array, "B"]]]:
         """Samples `[B]` actions, or takes the most likely one where `settings.greedy`: `(action, state, extras)`."""
-        parameters, _, state = self._network.step(params, state, timestep)
+        (parameters, _), state = self._network.step(params, state, timestep)
         sampled = self._distribution.sample(parameters, keys)
         greedy = self._distribution.mode(parameters)
         action = jax.tree.map(lambda g, s: _where_row(settings.greedy, g, s), greedy, sampled)
@@ -43,15 +44,22 @@ class Impala:
         extras = {"log_prob": self._distribution.log_prob(parameters, action)}
         return action, self._network.remember(state, action), extras
 
-    def loss(self, params: PyTree, unroll: Unroll, key: Key[Array, ""]) -> tuple[Float[Array, ""], LossOutput]:
+    def loss(
+        self,
+        params: PyTree,
+        target_params: None,
+        unroll: Unroll,
+        weights: Float[Array, "B"],
+        key: Key[Array, ""],
+    ) -> tuple[Float[Array, ""], LossOutput]:
         """Policy gradient + value_cost * 1/2 squared error - entropy_cost * entropy, summed over executed transitions.
 
         No gradient flows through targets, advantages or importance weights. The metrics are summed likewise.
         """
-        del key  # nothing is drawn
+        del target_params, weights, key  # every unroll counts alike and once; nothing is drawn
         config, timestep = self._config, unroll.timestep
         mask = transition_mask(timestep.step_type)
-        parameters, values = self._network.unroll(params, unroll.state, timestep, unroll.action)
+        (parameters, values), _ = self._network.unroll(params, unroll.state, timestep, unroll.action)
         log_probs = self._distribution.log_prob(parameters[:-1], jax.tree.map(lambda a: a[:-1], unroll.action))
         log_rhos = jax.lax.stop_gradient(log_probs) - unroll.extras["log_prob"][:-1]
         rewards = timestep.reward[1:]
@@ -82,7 +90,7 @@ class Impala:
             "advantage": masked_sum(advantages, mask),
         }
         loss = policy + config.value_cost * value + config.entropy_cost * entropy
-        return loss, LossOutput(metrics, priorities=None)
+        return loss, LossOutput(metrics, count=jnp.sum(mask))
 
 
 def _where_row(condition: Array, x: Array, y: Array) -> Array:

@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from seedx.config import Config
+from seedx.config import Config, ConfigError
 from seedx.inference import step
 from seedx.inference.batcher import Batch
 from seedx.inference.frontend import Request
@@ -28,11 +28,18 @@ from seedx.inference.unrolls import FinishedUnrolls, UnrollStore
 from seedx.metrics import EpisodeStats, Metrics
 from seedx.replay.replay import Replay, ReplayTimeoutError
 from seedx.threads import Crew
-from seedx.types import EnvSpec, TimeStep, Tree, Unroll
+from seedx.types import Agent, EnvSpec, PrioritizedAgent, TimeStep, Unroll, transition_mask
 
 _POLL_S = 0.1
 _INSERT_TIMEOUT_S = 1.0
 Deliver = Callable[[Sequence[tuple[Request, bytes | Refused]]], None]
+
+
+class _Items(NamedTuple):
+    """Unrolls that were finished together."""
+
+    unrolls: Unroll  # leaves [K, ...]
+    sources: np.ndarray  # int64 [K]
 
 
 @dataclass(frozen=True)
@@ -64,11 +71,11 @@ class Delivery:
     """Answers batches in the order in which they were launched.
 
     Args:
+        agent: Gives new unrolls their priorities.
         spec: Of the environments.
         config: Of the run.
         timestep: Makes a timestep of leaves in the wire's order.
         release: Called when a batch's results are here.
-        replay: Takes finished unrolls.
         metrics: Counts waits.
         crew: Runs the threads.
         episodes: Episode statistics to go on from.
@@ -77,42 +84,46 @@ class Delivery:
         episodes: Statistics of training.
         eval_episodes: Statistics of evaluation.
         finished_items: Unrolls finished so far.
+        env_steps: Executed steps in the unrolls that the replay took.
     """
 
     def __init__(
         self,
+        agent: Agent,
         spec: EnvSpec,
         config: Config,
         timestep: Callable[[list[np.ndarray]], TimeStep],
         release: Callable[[], None],
-        replay: Replay,
         metrics: Metrics,
         crew: Crew,
         episodes: Mapping[str, Any] | None,
     ) -> None:
+        self._initial_priorities = _initial_priorities(agent, config)
         self._action_dtypes = [np.dtype(leaf.dtype) for leaf in jax.tree.leaves(spec.action)]
         self._num_timestep_leaves = 3 + jax.tree.structure(spec.observation).num_leaves
         self._batch_size = config.learner.batch_size
+        self._stride = config.learner.stride
         self._timestep = timestep
         self._release = release
-        self._replay = replay
         self._metrics = metrics
         self._crew = crew
         self._deliver: Deliver = lambda _: None
         self._in_flight: queue.SimpleQueue[InFlight] = queue.SimpleQueue()  # bounded by the batcher's places
         # At most one entry for each stream, since a stream asks only after its reply.
-        self._inserting: queue.SimpleQueue[tuple[Unroll, list[tuple[Request, bytes]]]] = queue.SimpleQueue()
+        self._inserting: queue.SimpleQueue[tuple[_Items, list[tuple[Request, bytes]]]] = queue.SimpleQueue()
         self._withheld: set[Stream] = set()
         self._lock = threading.Lock()  # guards `_withheld`
-        self._unrolls = UnrollStore(config.num_slots, config.learner.unroll_length)
+        self._unrolls = UnrollStore(config.num_slots, config.learner.rows - 1, config.learner.stride)
         window = config.metrics.return_window
         self.episodes = EpisodeStats(config.num_slots, window=window, state=episodes)
         self.eval_episodes = EpisodeStats(config.num_slots, window=window)
         self.finished_items = 0
+        self.env_steps = 0
 
-    def start(self, deliver: Deliver) -> None:
-        """Answers through `deliver` from now on."""
+    def start(self, deliver: Deliver, replay: Replay) -> None:
+        """Answers through `deliver` from now on; finished unrolls go to `replay`."""
         self._deliver = deliver
+        self._replay = replay
         self._crew.spawn("delivery", self._delivery_loop)
         self._crew.spawn("insertion", self._insertion_loop)
 
@@ -158,7 +169,7 @@ class Delivery:
         finished = self._add_rows(flight, actions)
         self._record_episodes(flight)
         if finished is not None:
-            self._insert(self._as_items(finished, flight.output), withheld)
+            self._insert(_Items(self._as_items(finished, flight.output), finished.sources), withheld)
 
     def _begin(self, stream: Stream) -> None:
         """Forgets what was before on the slots of a stream; here, after all rows of the stream before."""
@@ -203,7 +214,7 @@ class Delivery:
 
     # ---- insertion
 
-    def _insert(self, items: Unroll, replies: list[tuple[Request, bytes]]) -> None:
+    def _insert(self, items: _Items, replies: list[tuple[Request, bytes]]) -> None:
         """Hands over unrolls `[K, T+1, ...]` in pieces of at most a batch or one group.
 
         So the replay's bound holds, and those that find room need not wait for the others.
@@ -236,16 +247,35 @@ class Delivery:
                     self._withheld.difference_update(request.stream for request, _ in replies)
                 self._deliver(replies)
 
-    def _insert_items(self, items: Tree) -> bool:
+    def _insert_items(self, items: _Items) -> bool:
         """Waits for room as long as the run lasts."""
+        priorities = self._initial_priorities(items.unrolls)
         while not self._crew.stop.is_set():
             try:
-                self._replay.insert(items, _INSERT_TIMEOUT_S)
+                self._replay.insert(items.unrolls, priorities, _INSERT_TIMEOUT_S, items.sources)
             except ReplayTimeoutError:
                 continue
+            self.env_steps += self._new_steps(items.unrolls)
             return True
         return False
 
+    def _new_steps(self, unrolls: Unroll) -> int:
+        """Executed steps that were in no unroll before; the rows that overlap were, but for the first unroll."""
+        step_type = np.moveaxis(unrolls.timestep.step_type, 1, 0)[-self._stride - 1 :]
+        return int(np.count_nonzero(transition_mask(step_type)))
 
-def _slice(items: Unroll, start: int, stop: int) -> Unroll:
+
+def _initial_priorities(agent: Agent, config: Config) -> Callable[[Unroll], np.ndarray]:
+    """Priorities `[N]` of new unrolls: the agent's if the replay looks at them, else all alike."""
+    if config.table.sampler != "prioritized":
+        return lambda unrolls: np.ones(len(unrolls.version), np.float32)
+    if not isinstance(agent, PrioritizedAgent):
+        raise ConfigError(
+            f"agent {config.agent!r} gives no priorities (it has no initial_priorities), but table.sampler is "
+            "'prioritized'; use --table.sampler uniform or fifo."
+        )
+    return agent.initial_priorities
+
+
+def _slice(items: _Items, start: int, stop: int) -> _Items:
     return jax.tree.map(lambda leaf: leaf[start:stop], items)

@@ -41,7 +41,6 @@ class PolicyServer:
         config: Of the run.
         weights: The latest version acts.
         meshes: Of the run; the inference devices act.
-        replay: Takes finished unrolls.
         metrics: Counts batches and waits.
         crew: Runs the threads; a failure in one stops the process.
         episodes: Episode statistics to go on from.
@@ -57,7 +56,6 @@ class PolicyServer:
         config: Config,
         weights: WeightStore,
         meshes: Meshes,
-        replay: Replay,
         metrics: Metrics,
         crew: Crew,
         episodes: Mapping[str, Any] | None = None,
@@ -86,7 +84,7 @@ class PolicyServer:
         self._attached: list[Stream] = []
         self._assembler = Assembler(spec, self._num_slots, self.sizes, self._refuse)
         self._delivery = Delivery(
-            spec, config, self._assembler.timestep, self._batcher.release, replay, metrics, crew, episodes
+            agent, spec, config, self._assembler.timestep, self._batcher.release, metrics, crew, episodes
         )
         self.episodes = self._delivery.episodes
         self.eval_episodes = self._delivery.eval_episodes
@@ -111,15 +109,20 @@ class PolicyServer:
                 f"the agent's act returns actions of shapes {found}; the environment's spec says {self._action_shapes}."
             )
 
-    def start(self, deliver: Deliver) -> None:
-        """Answers through `deliver` from now on."""
+    def start(self, deliver: Deliver, replay: Replay) -> None:
+        """Answers through `deliver` from now on; finished unrolls go to `replay`."""
         self.heard_at = time.monotonic()
         self._first_version = self._weights.latest().version
-        self._delivery.start(deliver)
+        self._delivery.start(deliver, replay)
         self._crew.spawn("dispatch", self._dispatch_loop)
 
-    def example_batch(self, batch_size: int, unroll_length: int) -> Unroll:
-        """Shapes and dtypes of a learner's batch `[T+1, B]`."""
+    @property
+    def env_steps(self) -> int:
+        """Executed steps in the unrolls that the replay took in this session."""
+        return self._delivery.env_steps
+
+    def example_batch(self, batch_size: int, num_rows: int) -> Unroll:
+        """Shapes and dtypes of a learner's batch `[num_rows, B]`."""
         zeros = self._assembler.timestep(self._assembler.zeros(batch_size))
         slots = np.zeros(batch_size, np.int32)
         _, output = jax.eval_shape(self._step.act, self._weights.latest().params, self._tables, slots, zeros)
@@ -128,11 +131,17 @@ class PolicyServer:
             return jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype)  # without the policy server's sharding
 
         def rows(leaf: Any) -> jax.ShapeDtypeStruct:
-            return described(leaf, unroll_length + 1)
+            return described(leaf, num_rows)
 
         version = jax.ShapeDtypeStruct((batch_size,), np.int32)
         time_major = jax.tree.map(rows, (zeros, output.action, output.extras, version))
         return Unroll(*time_major, state=jax.tree.map(described, output.state))
+
+    def example_items(self, num_rows: int) -> Unroll:
+        """One item `[1, num_rows, ...]` of zeros."""
+        batch = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.example_batch(1, num_rows))
+        rows = jax.tree.map(lambda leaf: np.moveaxis(leaf, 0, 1), tuple(batch[:-1]))
+        return Unroll(*rows, state=batch.state)
 
     # ---- the front-end's thread
 
@@ -220,10 +229,17 @@ class PolicyServer:
     def _attach_rows(
         self, slots: np.ndarray, actor_id: int, envs: np.ndarray, session: int, greedy: bool
     ) -> step.Tables:
+        actor = np.int32(actor_id & 0x7FFFFFFF)
         with self._launching:
             return self._step.attach(
-                self._tables, slots, np.int32(actor_id & 0x7FFFFFFF), envs, np.int32(session), np.bool_(greedy)
+                self._tables, slots, actor, envs, np.int32(session), self._ranks(actor_id, envs), np.bool_(greedy)
             )
+
+    def _ranks(self, actor_id: int, envs: np.ndarray) -> np.ndarray:
+        """The places 0 to 1 of an actor's environments among those that the run trains on; float32."""
+        per_actor = self._config.envs_per_actor
+        last = max(self._config.num_actors, 1) * per_actor - 1
+        return np.clip((actor_id * per_actor + envs) / max(last, 1), 0.0, 1.0).astype(np.float32)
 
     def _refuse(self, request: Request, wrong: str) -> None:
         self._delivery.refuse(request, Refused(Status.INVALID_ARGUMENT, wrong))

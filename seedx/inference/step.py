@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int32, UInt32
+from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
 from seedx import sharding
 from seedx.types import Agent, Settings, TimeStep, Tree
@@ -26,6 +26,7 @@ class Tables(NamedTuple):
     state: Tree  # [S, ...] agent state
     key: UInt32[Array, "S 2"]
     step: Int32[Array, " S"]
+    rank: Float32[Array, " S"]
     greedy: Bool[Array, " S"]
 
 
@@ -42,7 +43,7 @@ class PolicyStep(NamedTuple):
 
     tables: Tables
     act: Callable[[Tree, Tables, Any, TimeStep], tuple[Tables, StepOutput]]
-    attach: Callable[[Tables, Any, Any, Any, Any, Any], Tables]
+    attach: Callable[[Tables, Any, Any, Any, Any, Any, Any], Tables]
 
 
 def make_policy_step(agent: Agent, num_slots: int, key: jax.Array, mesh: Mesh) -> PolicyStep:
@@ -59,7 +60,7 @@ def make_policy_step(agent: Agent, num_slots: int, key: jax.Array, mesh: Mesh) -
 
         state = jax.tree.map(gather, tables.state)
         keys = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(gather(tables.key)), gather(tables.step))
-        settings = Settings(env_id=slots, greedy=gather(tables.greedy))
+        settings = Settings(env_id=slots, rank=gather(tables.rank), greedy=gather(tables.greedy))
         action, new_state, extras = agent.act(params, state, timestep, keys, settings)
         new_tables = tables._replace(
             state=jax.tree.map(lambda table, new: table.at[slots].set(new, mode="drop"), tables.state, new_state),
@@ -73,6 +74,7 @@ def make_policy_step(agent: Agent, num_slots: int, key: jax.Array, mesh: Mesh) -
         actor_id: Int32[Array, ""],
         envs: Int32[Array, " B"],
         session: Int32[Array, ""],
+        ranks: Float32[Array, " B"],
         greedy: Bool[Array, ""],
     ) -> Tables:
         actor_key = jax.random.fold_in(key, actor_id)
@@ -80,6 +82,7 @@ def make_policy_step(agent: Agent, num_slots: int, key: jax.Array, mesh: Mesh) -
         return tables._replace(
             key=tables.key.at[slots].set(jax.random.key_data(keys), mode="drop"),
             step=tables.step.at[slots].set(0, mode="drop"),
+            rank=tables.rank.at[slots].set(ranks, mode="drop"),
             greedy=tables.greedy.at[slots].set(greedy, mode="drop"),
         )
 
@@ -88,6 +91,7 @@ def make_policy_step(agent: Agent, num_slots: int, key: jax.Array, mesh: Mesh) -
             state=agent.initial_state(num_slots),
             key=jnp.zeros((num_slots, 2), jnp.uint32),
             step=jnp.zeros(num_slots, jnp.int32),
+            rank=jnp.zeros(num_slots, jnp.float32),
             greedy=jnp.zeros(num_slots, bool),
         )
 

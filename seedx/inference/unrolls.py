@@ -1,4 +1,4 @@
-"""Assembles rows into unrolls of T+1 rows that overlap by one, for all slots at once."""
+"""Assembles rows into unrolls of T+1 rows that overlap by one or more, for all slots at once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class FinishedUnrolls(NamedTuple):
     groups: np.ndarray  # int; which groups of the batch finished theirs, ascending
     rows: list[np.ndarray]  # each [T+1, K, ...], K slots of these groups
     state: list[np.ndarray]  # each [K, ...]; agent state before row 0
+    sources: np.ndarray  # int64 [K]; unrolls with one number follow each other without a gap
 
 
 class UnrollStore:
@@ -25,28 +26,34 @@ class UnrollStore:
     Args:
         num_slots: S; slots are 0 .. S-1.
         unroll_length: T.
+        period: Rows from the start of one unroll to that of the next, 1 to T; T overlaps them by one row.
     """
 
-    def __init__(self, num_slots: int, unroll_length: int) -> None:
+    def __init__(self, num_slots: int, unroll_length: int, period: int) -> None:
         self._num_slots = num_slots
         self._length = unroll_length
+        self._period = period
         self._t = np.zeros(num_slots, np.int64)  # where a group's next row goes
+        self._sources = np.arange(num_slots)
+        self._next_source = num_slots
         # Row t of slot s lies at t * S + s: one index is several times as fast as a pair.
         self._rows: list[np.ndarray] = []  # each [(T+1) * S, ...]
-        self._state: list[np.ndarray] = []  # each [S, ...]
+        # The state before every row that begins an unroll: entry j is of row j * period, and lies at j * S + s.
+        self._state: list[np.ndarray] = []  # each [(T // period + 1) * S, ...]
 
     def reset(self, slots: np.ndarray) -> None:
         """Drops the half-built unroll of a group, whose actor is new."""
         self._t[slots] = 0
+        self._sources[slots] = np.arange(self._next_source, self._next_source + len(slots))
+        self._next_source += len(slots)
 
     def finishing(self, firsts: np.ndarray) -> np.ndarray:
         """Which groups, named by their first slots, finish an unroll with their next row; bool `[G]`."""
         return self._t[firsts] == self._length
 
     def wants_state(self, firsts: np.ndarray) -> bool:
-        """Whether any group, named by its first slot, comes to row 0 of an unroll: the state before it must be kept."""
-        t = self._t[firsts]
-        return bool(((t == 0) | (t == self._length)).any())
+        """Whether any group, named by its first slot, comes to a row that begins an unroll: its state must be kept."""
+        return bool((self._t[firsts] % self._period == 0).any())
 
     def add(
         self, slots: np.ndarray, bounds: np.ndarray, rows: Sequence[np.ndarray], state: Sequence[np.ndarray]
@@ -62,30 +69,37 @@ class UnrollStore:
         if not self._rows:
             self._rows = [_table((self._length + 1) * self._num_slots, leaf) for leaf in rows]
         if not self._state:
-            self._state = [_table(self._num_slots, leaf) for leaf in state]
+            self._state = [_table((self._length // self._period + 1) * self._num_slots, leaf) for leaf in state]
         firsts = slots[bounds[:-1]]
         t = self._t[firsts]
         self._write(t, slots, bounds, rows)
+        self._keep_state(t, slots, bounds, state)
         self._t[firsts] = t + 1
         ends = t == self._length
-        finished = self._finish(ends, slots, bounds) if ends.any() else None
-        starts = ends | (t == 0)
-        if self._state and starts.any():
-            members = _members(starts, bounds)
-            for table, leaf in zip(self._state, state, strict=True):
-                table[slots[members]] = leaf[members]
-        return finished
+        return self._finish(ends, slots, bounds) if ends.any() else None
+
+    def _keep_state(self, t: np.ndarray, slots: np.ndarray, bounds: np.ndarray, state: Sequence[np.ndarray]) -> None:
+        begins = t % self._period == 0
+        if not self._state or not begins.any():
+            return
+        members = _members(begins, bounds)
+        where = np.repeat(t // self._period * self._num_slots, np.diff(bounds))[members] + slots[members]
+        for table, leaf in zip(self._state, state, strict=True):
+            table[where] = leaf[members]
 
     def _finish(self, ends: np.ndarray, slots: np.ndarray, bounds: np.ndarray) -> FinishedUnrolls:
-        """Takes finished unrolls out; their last row becomes the first one of the next."""
+        """Takes finished unrolls out; their last rows become the first ones of the next."""
         firsts, slots = slots[bounds[:-1]][ends], slots[_members(ends, bounds)]
         where = np.arange(self._length + 1)[:, None] * self._num_slots + slots
         rows = [table.take(where, axis=0) for table in self._rows]
-        state = [table.take(slots, axis=0) for table in self._state]
         for table, leaf in zip(self._rows, rows, strict=True):
-            table[slots] = leaf[-1]
-        self._t[firsts] = 1
-        return FinishedUnrolls(np.flatnonzero(ends), rows, state)
+            table[where[: len(where) - self._period]] = leaf[self._period :]
+        places = np.arange(self._length // self._period + 1)[:, None] * self._num_slots + slots
+        states = [table.take(places, axis=0) for table in self._state]
+        for table, leaf in zip(self._state, states, strict=True):
+            table[places[:-1]] = leaf[1:]
+        self._t[firsts] = self._length + 1 - self._period
+        return FinishedUnrolls(np.flatnonzero(ends), rows, [leaf[0] for leaf in states], self._sources[slots])
 
     def _write(self, t: np.ndarray, slots: np.ndarray, bounds: np.ndarray, rows: Sequence[np.ndarray]) -> None:
         if len(t) == 1:  # a copy of one piece

@@ -6,15 +6,17 @@ Invariant: at most one batch waits and one is in the making, so sampled data are
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from seedx import sharding
 from seedx.learner.update import batch_shardings
 from seedx.metrics import Metrics
-from seedx.replay.replay import Replay, ReplayTimeoutError
+from seedx.replay.replay import Replay, ReplayTimeoutError, Sample
 from seedx.threads import Crew
 from seedx.types import Unroll, transition_mask
 
@@ -25,8 +27,10 @@ class LearnerBatch(NamedTuple):
     """A batch on the devices, and what the host knows of it."""
 
     unroll: Unroll  # [T+1, B] on the devices
-    host: Unroll  # the same in host memory, kept until the update is known to be finite
-    env_steps: int  # executed transitions
+    weights: jax.Array  # float32 [B], importance weights, on the devices
+    host: Unroll  # the unrolls in host memory, kept until the update is known to be finite
+    keys: np.ndarray  # uint64 [B]
+    env_steps: int  # executed environment steps that are new with this batch
 
 
 class Batches:
@@ -35,15 +39,30 @@ class Batches:
     Args:
         replay: Where unrolls come from.
         batch_size: Unrolls of a batch.
+        importance_exponent: beta of the importance weights; 0: they are 1.
         mesh: The learner's devices.
         metrics: Times the waits.
         crew: Runs the thread.
+        acted: Environment steps executed so far, for a replay that gives items several times or not at all; None: the
+            items' own steps count.
     """
 
-    def __init__(self, replay: Replay, batch_size: int, mesh: Mesh, metrics: Metrics, crew: Crew) -> None:
+    def __init__(
+        self,
+        replay: Replay,
+        batch_size: int,
+        importance_exponent: float,
+        mesh: Mesh,
+        metrics: Metrics,
+        crew: Crew,
+        acted: Callable[[], int] | None = None,
+    ) -> None:
         self._replay = replay
         self._batch_size = batch_size
-        self._shardings = batch_shardings(mesh)
+        self._importance_exponent = importance_exponent
+        self._shardings = batch_shardings(mesh), sharding.split_axis(mesh, 0)
+        self._acted = acted
+        self._counted = 0
         self._metrics = metrics
         self._crew = crew
         self._ready: queue.Queue[LearnerBatch] = queue.Queue(maxsize=1)
@@ -63,16 +82,23 @@ class Batches:
     def _loop(self) -> None:
         while not self._crew.stop.is_set():
             try:
-                items = self._replay.sample(self._batch_size, _SAMPLE_TIMEOUT_S).items
+                sample = self._replay.sample(self._batch_size, _SAMPLE_TIMEOUT_S)
             except ReplayTimeoutError:
                 continue
-            self._offer(self.prepare(items))
+            self._offer(self.prepare(sample))
 
-    def prepare(self, items: Unroll) -> LearnerBatch:
+    def prepare(self, sample: Sample) -> LearnerBatch:
         """Items `[B, T+1, ...]` as a time-major batch on the devices."""
-        host = time_major(items)
-        env_steps = int(np.count_nonzero(transition_mask(host.timestep.step_type)))
-        return LearnerBatch(jax.device_put(host, self._shardings), host, env_steps)
+        host = time_major(sample.items)
+        weights = importance_weights(sample, self._importance_exponent)
+        unroll, weights = jax.device_put((host, weights), self._shardings)
+        return LearnerBatch(unroll, weights, host, sample.keys, self._new_steps(host))
+
+    def _new_steps(self, host: Unroll) -> int:
+        if self._acted is None:
+            return int(np.count_nonzero(transition_mask(host.timestep.step_type)))
+        before, self._counted = self._counted, self._acted()
+        return self._counted - before
 
     def _offer(self, batch: LearnerBatch) -> None:
         while not self._crew.stop.is_set():
@@ -81,6 +107,12 @@ class Batches:
             except queue.Full:
                 continue
             return
+
+
+def importance_weights(sample: Sample, exponent: float) -> np.ndarray:
+    """(N P(i))^-exponent over the batch's largest, float32 `[B]` (1511.05952, section 3.4)."""
+    weights = (sample.table_size * sample.probabilities) ** -exponent
+    return (weights / weights.max()).astype(np.float32)
 
 
 def time_major(items: Unroll) -> Unroll:

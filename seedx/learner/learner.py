@@ -33,6 +33,7 @@ class LearnerState(NamedTuple):
     """What learning has come to."""
 
     params: Tree
+    target_params: Tree  # None without a target network
     opt_state: Tree
     updates: int
     env_steps: int  # executed steps that were learned from
@@ -41,13 +42,13 @@ class LearnerState(NamedTuple):
 def initial_state(agent: Agent, config: LearnerConfig, mesh: Mesh, seed: int) -> LearnerState:
     """Fresh parameters on the learner's devices."""
 
-    def init(key: jax.Array) -> tuple[Tree, Tree]:
+    def init(key: jax.Array) -> tuple[Tree, Tree, Tree]:
         params = agent.init(key)
-        return params, make_optimizer(config).init(params)
+        target_params = jax.tree.map(jnp.copy, params) if config.target_period else None  # it will be donated
+        return params, target_params, make_optimizer(config).init(params)
 
     whole = sharding.replicated(mesh)
-    params, opt_state = jax.jit(init, out_shardings=whole)(run_key(seed, Purpose.INIT))
-    return LearnerState(params, opt_state, updates=0, env_steps=0)
+    return LearnerState(*jax.jit(init, out_shardings=whole)(run_key(seed, Purpose.INIT)), updates=0, env_steps=0)
 
 
 class Learner:
@@ -87,11 +88,13 @@ class Learner:
     def compile(self, batch: Unroll) -> None:
         """Compiles the update for batches of these shapes, without running it."""
         state = self.state
-        scalar = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
-        self._update = self._update.lower(state.params, state.opt_state, batch, *scalar).compile()  # type: ignore[attr-defined]
+        weights = jax.ShapeDtypeStruct(batch.version.shape[1:], jnp.float32)
+        scalars = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+        arguments = state.params, state.target_params, state.opt_state, batch, weights, *scalars
+        self._update = self._update.lower(*arguments).compile()  # type: ignore[attr-defined]
 
-    def step(self, batch: LearnerBatch) -> None:
-        """Updates on one batch and publishes the result.
+    def step(self, batch: LearnerBatch) -> np.ndarray | None:
+        """Updates on one batch and publishes the result; the priorities `[B]` that the loss gave its items, if any.
 
         Raises:
             NonFiniteError: the update would have been; the state is unchanged.
@@ -100,18 +103,33 @@ class Learner:
         state = self.state
         with self._launching:
             updated = self._update(
-                state.params, state.opt_state, batch.unroll, np.float32(state.env_steps), np.int32(state.updates)
+                state.params,
+                state.target_params,
+                state.opt_state,
+                batch.unroll,
+                batch.weights,
+                np.float32(state.env_steps),
+                np.int32(state.updates),
             )
         # Publishing before the params exist would make acting wait for this update.
         jax.block_until_ready(updated.params)
         if not bool(updated.finite):
-            self.state = state._replace(params=updated.params, opt_state=updated.opt_state)  # the same values
+            # The same values; those that were put in are donated.
+            self.state = LearnerState(
+                updated.params, updated.target_params, updated.opt_state, state.updates, state.env_steps
+            )
             raise self._non_finite(batch, updated.metrics)
         self.state = LearnerState(
-            updated.params, updated.opt_state, state.updates + 1, state.env_steps + batch.env_steps
+            updated.params,
+            updated.target_params,
+            updated.opt_state,
+            state.updates + 1,
+            state.env_steps + batch.env_steps,
         )
         self._weights.publish(self.state.updates, self.state.params)
+        priorities = None if updated.priorities is None else np.asarray(updated.priorities)
         self._record(batch, updated.metrics, state.updates, time.monotonic() - started)
+        return priorities
 
     def _record(self, batch: LearnerBatch, metrics: dict, version: int, seconds: float) -> None:
         for name, value in jax.device_get(metrics).items():

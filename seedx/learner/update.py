@@ -1,8 +1,8 @@
 """One learner update as a pure, jitted function: gradients of the agent's loss, clipped, applied.
 
-`update(params, opt_state, batch, env_steps, updates) -> Updated` donates opt_state, never params: the new params *are*
-the published version, and the old ones are freed by their last reader. A loss or gradient that is not finite changes
-nothing and is reported in `finite`.
+`update(params, target_params, opt_state, batch, weights, env_steps, updates) -> Updated` donates target_params and
+opt_state, never params: the new params *are* the published version, and the old ones are freed by their last reader.
+A loss or gradient that is not finite changes nothing and is reported in `finite`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from jaxtyping import Array, Float, Int
 from seedx import sharding
 from seedx.config import LearnerConfig
 from seedx.seeds import Purpose, run_key
-from seedx.types import Agent, Tree, Unroll, transition_mask
+from seedx.types import Agent, Tree, Unroll
 
 
 class Updated(NamedTuple):
     """What an update returns."""
 
     params: Tree
+    target_params: Tree  # None without a target network
     opt_state: Tree
-    metrics: dict[str, Array]  # scalars, means over executed transitions
+    priorities: Any  # float32 [B], or None where the agent has none
+    metrics: dict[str, Array]  # scalars, means over the transitions that were trained on
     finite: Array  # bool; False: loss or gradient was not finite and nothing was changed
 
 
@@ -58,16 +60,30 @@ def batch_shardings(mesh: Mesh) -> Unroll:
 
 def make_update(
     agent: Agent, config: LearnerConfig, mesh: Mesh, seed: int
-) -> Callable[[Tree, Tree, Unroll, Any, Any], Updated]:
-    """The jitted update of an agent on a mesh; the same function on one device or many."""
+) -> Callable[[Tree, Tree, Tree, Unroll, Any, Any, Any], Updated]:
+    """The jitted update of an agent on a mesh; the same function on one device or many.
+
+    Every `target_period` updates, the target network becomes the network as it was before the update.
+    """
     optimizer = make_optimizer(config)
 
     def update(
-        params: Tree, opt_state: Tree, batch: Unroll, env_steps: Float[Array, ""], updates: Int[Array, ""]
+        params: Tree,
+        target_params: Tree,
+        opt_state: Tree,
+        batch: Unroll,
+        weights: Float[Array, "B"],
+        env_steps: Float[Array, ""],
+        updates: Int[Array, ""],
     ) -> Updated:
         key = jax.random.fold_in(run_key(seed, Purpose.LOSS), updates)
-        (loss, metrics), gradient = _summed(agent, params, batch, key, config.microbatches)
-        count = jnp.maximum(transition_mask(batch.timestep.step_type).sum().astype(jnp.float32), 1.0)
+        if config.target_period:
+            due = updates % config.target_period == 0
+            target_params = jax.tree.map(lambda new, old: jnp.where(due, new, old), params, target_params)
+        (loss, metrics, count), gradient, priorities = _summed(
+            agent, params, target_params, batch, weights, key, config.microbatches
+        )
+        count = jnp.maximum(count.astype(jnp.float32), 1.0)
         gradient = jax.tree.map(lambda g: g / count.astype(g.dtype), gradient)
         metrics = {name: value / count for name, value in metrics.items()}
         norm = optax.tree.norm(gradient)
@@ -82,7 +98,9 @@ def make_update(
 
         return Updated(
             params=jax.tree.map(keep_if_finite, new_params, params),
+            target_params=target_params,
             opt_state=jax.tree.map(keep_if_finite, new_opt_state, opt_state),
+            priorities=priorities,
             metrics={**metrics, "loss": loss / count, "grad_norm": norm, "learning_rate": rate},
             finite=finite,
         )
@@ -90,35 +108,46 @@ def make_update(
     whole = sharding.replicated(mesh)
     return jax.jit(
         update,
-        in_shardings=(whole, whole, batch_shardings(mesh), whole, whole),
+        in_shardings=(whole, whole, whole, batch_shardings(mesh), sharding.split_axis(mesh, 0), whole, whole),
         out_shardings=whole,
-        donate_argnums=1,
+        donate_argnums=(1, 2),
     )
 
 
 def _summed(
-    agent: Agent, params: Tree, batch: Unroll, key: jax.Array, microbatches: int
-) -> tuple[tuple[Array, dict[str, Array]], Tree]:
-    """Loss, metrics and gradient, summed over executed transitions of the whole batch."""
+    agent: Agent,
+    params: Tree,
+    target_params: Tree,
+    batch: Unroll,
+    weights: Float[Array, "B"],
+    key: jax.Array,
+    microbatches: int,
+) -> tuple[tuple[Array, dict[str, Array], Array], Tree, Any]:
+    """Loss, metrics, count and gradient, summed over the whole batch; priorities `[B]` or None."""
 
-    def loss_and_metrics(params: Tree, part: Unroll, key: jax.Array) -> tuple[Array, dict[str, Array]]:
-        loss, output = agent.loss(params, part, key)
-        return loss, dict(output.metrics)
+    def loss_and_output(params: Tree, part: Unroll, weights: Array, key: jax.Array) -> tuple[Array, Any]:
+        loss, output = agent.loss(params, target_params, part, weights, key)
+        return loss, (dict(output.metrics), output.count, output.priorities)
 
-    value_and_grad = jax.value_and_grad(loss_and_metrics, has_aux=True)
+    value_and_grad = jax.value_and_grad(loss_and_output, has_aux=True)
+
+    def summed(part: Unroll, weights: Array, key: jax.Array) -> tuple[Tree, Any]:
+        (loss, (metrics, count, priorities)), gradient = value_and_grad(params, part, weights, key)
+        return ((loss, metrics, count), gradient), priorities
+
     if microbatches == 1:
-        return value_and_grad(params, batch, key)
+        sums, priorities = summed(batch, weights, key)
+        return *sums, priorities
     parts = Unroll(*[_split(leaf, microbatches, 1) for leaf in batch[:-1]], state=_split(batch.state, microbatches, 0))
-    keys = jax.random.split(key, microbatches)
+    rows = (parts, _split(weights, microbatches, 0), jax.random.split(key, microbatches))
 
-    def accumulate(total: Tree, part_and_key: tuple[Unroll, jax.Array]) -> tuple[Tree, None]:
-        return jax.tree.map(jnp.add, total, value_and_grad(params, *part_and_key)), None
+    def accumulate(total: Tree, row: tuple[Unroll, Array, jax.Array]) -> tuple[Tree, Any]:
+        sums, priorities = summed(*row)
+        return jax.tree.map(jnp.add, total, sums), priorities
 
-    zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype),
-        jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], parts), keys[0]),
-    )
-    return jax.lax.scan(accumulate, zeros, (parts, keys))[0]
+    shapes, _ = jax.eval_shape(summed, *jax.tree.map(lambda x: x[0], rows))
+    sums, priorities = jax.lax.scan(accumulate, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), rows)
+    return *sums, jax.tree.map(lambda x: x.T.reshape(-1), priorities)  # undoes the strided split
 
 
 def _split(tree: Tree, parts: int, axis: int) -> Tree:

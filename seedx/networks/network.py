@@ -1,7 +1,7 @@
-"""The policy and value network: frame stack, torso, LSTM and heads, as pure functions over nested dicts."""
+"""A network of an agent: frame stack, torso, LSTM and heads, as pure functions over nested dicts."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,9 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from seedx.config import ConfigError, NetworkConfig
 from seedx.networks import frame_stack
-from seedx.networks.distributions import distribution_for
-from seedx.networks.lstm import LSTM, Carry, initial_carry
-from seedx.networks.torso import as_float, build_torso, is_image, vector_size
+from seedx.networks.lstm import Carry, initial_carry
+from seedx.networks.torso import as_float, is_image
+from seedx.networks.trunk import Trunk
 from seedx.types import EnvSpec, StepType, TimeStep
 
 
@@ -32,24 +32,29 @@ class Network(NamedTuple):
     Attributes:
         init: key -> params.
         initial_state: batch size -> state of rows that have no past.
-        step: (params, state, timestep `[B]`) -> (policy parameters `[B, P]`, value `[B]`, state).
+        step: (params, state, timestep `[B]`) -> (what the heads give `[B, ...]`, state).
         remember: (state, action `[B]`) -> state that the next row's core sees the action from.
         unroll: (params, state before row 0, timestep `[T+1, B]`, action `[T+1, B]`) ->
-            (policy parameters `[T+1, B, P]`, value `[T+1, B]`); the same as step by step.
+            (what the heads give `[T+1, B, ...]`, state after the last row); the same as step by step.
     """
 
     init: Callable[[Array], PyTree]
     initial_state: Callable[[int], NetworkState]
-    step: Callable[[PyTree, NetworkState, TimeStep], tuple[Array, Array, NetworkState]]
+    step: Callable[[PyTree, NetworkState, TimeStep], tuple[Any, NetworkState]]
     remember: Callable[[NetworkState, PyTree], NetworkState]
-    unroll: Callable[[PyTree, NetworkState, TimeStep, PyTree], tuple[Array, Array]]
+    unroll: Callable[[PyTree, NetworkState, TimeStep, PyTree], tuple[Any, NetworkState]]
 
 
-def build_network(config: NetworkConfig, spec: EnvSpec) -> Network:
+def build_network(config: NetworkConfig, spec: EnvSpec, model: type[Trunk]) -> Network:
     """The network of a config for an environment.
 
+    Args:
+        config: Of the network.
+        spec: Of the environment.
+        model: The trunk with heads, one of `seedx.networks.heads`.
+
     Raises:
-        ConfigError: the torso cannot be built, or `frame_stack` is given without an image to stack.
+        ConfigError: the torso or the heads cannot be built, or `frame_stack` is given without an image to stack.
     """
     images = [leaf for leaf in jax.tree.leaves(spec.observation) if is_image(leaf)]
     if config.frame_stack > 1 and not images:
@@ -57,11 +62,11 @@ def build_network(config: NetworkConfig, spec: EnvSpec) -> Network:
             f"network.frame_stack ({config.frame_stack}) needs an image observation, [H, W] or [H, W, C]; "
             f"{spec.env} has {spec.observation}. Use --network.frame-stack 1."
         )
-    graphdef = nnx.graphdef(nnx.eval_shape(lambda: ActorCritic(config, spec, nnx.Rngs(0))))
+    graphdef = nnx.graphdef(nnx.eval_shape(lambda: model(config, spec, nnx.Rngs(0))))
 
     @jax.jit  # one program instead of many small ones: half the start-up time
     def init(key: Key[Array, ""]) -> PyTree:
-        return nnx.to_pure_dict(nnx.state(ActorCritic(config, spec, nnx.Rngs(key))))
+        return nnx.to_pure_dict(nnx.state(model(config, spec, nnx.Rngs(key))))
 
     def initial_state(batch_size: int) -> NetworkState:
         rings = tuple(frame_stack.empty_ring(batch_size, leaf, config.frame_stack) for leaf in images)
@@ -72,62 +77,39 @@ def build_network(config: NetworkConfig, spec: EnvSpec) -> Network:
             action=action if config.previous_action else None,
         )
 
-    def step(params: PyTree, state: NetworkState, timestep: TimeStep) -> tuple[Array, Array, NetworkState]:
-        model = nnx.merge(graphdef, params)
+    def step(params: PyTree, state: NetworkState, timestep: TimeStep) -> tuple[Any, NetworkState]:
+        net = nnx.merge(graphdef, params)
         first = timestep.step_type == StepType.FIRST
         rings, observation = _stack_images(frame_stack.push, state.rings, spec.observation, timestep.observation, first)
-        x = model.torso(observation)
+        x = net.torso(observation)
         if config.previous_action:
             x = jnp.concatenate([x, _previous(spec.action, state.action, timestep.reward, first)], axis=-1)
         carry = state.carry
-        if model.core is not None:
-            carry, x = model.core.step(carry, x, first)
-        return *model.heads(x), state._replace(rings=rings, carry=carry)
+        if net.core is not None:
+            carry, x = net.core.step(carry, x, first)
+        return net.heads(x), state._replace(rings=rings, carry=carry)
 
     def remember(state: NetworkState, action: PyTree) -> NetworkState:
         return state._replace(action=action) if config.previous_action else state
 
-    def unroll(params: PyTree, state: NetworkState, timestep: TimeStep, action: PyTree) -> tuple[Array, Array]:
-        model = nnx.merge(graphdef, params)
+    def unroll(params: PyTree, state: NetworkState, timestep: TimeStep, action: PyTree) -> tuple[Any, NetworkState]:
+        net = nnx.merge(graphdef, params)
         first = timestep.step_type == StepType.FIRST
-        _, observation = _stack_images(
+        rings, observation = _stack_images(
             frame_stack.stack_unroll, state.rings, spec.observation, timestep.observation, first
         )
-        x = model.torso(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observation))
+        x = net.torso(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observation))
         x = x.reshape(*first.shape, -1)
         if config.previous_action:
             before = jax.tree.map(lambda past, a: jnp.concatenate([past[None], a[:-1]]), state.action, action)
             x = jnp.concatenate([x, _previous(spec.action, before, timestep.reward, first)], axis=-1)
-        if model.core is not None:
-            _, x = model.core.unroll(state.carry, x, first)
-        return model.heads(x)
+        carry = state.carry
+        if net.core is not None:
+            carry, x = net.core.unroll(carry, x, first)
+        after = remember(NetworkState(rings, carry, state.action), jax.tree.map(lambda a: a[-1], action))
+        return net.heads(x), after
 
     return Network(init, initial_state, step, remember, unroll)
-
-
-class ActorCritic(nnx.Module):
-    """The modules: torso, core (None without an LSTM), and the two heads on top of them."""
-
-    def __init__(self, config: NetworkConfig, spec: EnvSpec, rngs: nnx.Rngs) -> None:
-        self.torso, width = build_torso(config, _stacked_specs(spec.observation, config.frame_stack), rngs)
-        if config.previous_action:
-            width += sum(vector_size(leaf) for leaf in jax.tree.leaves(spec.action)) + 1
-        self.core = LSTM(width, config.lstm, rngs) if config.lstm else None
-        width = config.lstm or width
-        num_parameters = distribution_for(spec.action).num_parameters
-        # A small policy head starts near the uniform policy.
-        self.policy = nnx.Linear(width, num_parameters, kernel_init=nnx.initializers.orthogonal(0.01), rngs=rngs)
-        self.value = nnx.Linear(width, 1, kernel_init=nnx.initializers.orthogonal(1.0), rngs=rngs)
-
-    def heads(self, x: Float[Array, "*B D"]) -> tuple[Float[Array, "*B P"], Float[Array, "*B"]]:
-        """Policy parameters and value."""
-        return self.policy(x), self.value(x)[..., 0]
-
-
-def _stacked_specs(spec: PyTree, k: int) -> PyTree:
-    if k == 1:
-        return spec
-    return jax.tree.map(lambda leaf: frame_stack.stacked_spec(leaf, k) if is_image(leaf) else leaf, spec)
 
 
 def _stack_images(

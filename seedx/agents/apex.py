@@ -1,0 +1,27 @@
+"""Ape-X DQN (arXiv 1803.00933): n-step double Q-learning from prioritized replay of single transitions."""
+
+import dataclasses
+from typing import Any
+
+from seedx.agents.r2d2 import R2D2
+from seedx.config import Config, R2D2Config
+from seedx.types import EnvSpec
+
+
+class Apex(R2D2):
+    """An `Agent`: R2D2 without burn-in, rescaling and sequences.
+
+    An item is `num_steps` transitions, and one begins at every row (`learner.period` 1). The first transition is what
+    is learned from, the others are its horizon.
+    """
+
+    def __init__(self, config: Config, spec: EnvSpec) -> None:
+        apex = config.apex
+        fields = {field.name: getattr(apex, field.name) for field in dataclasses.fields(apex)}
+        super().__init__(dataclasses.replace(config, r2d2=R2D2Config(**fields, rescale=False, priority_eta=1.0)), spec)
+
+    def _trained(self, executed: Any) -> Any:
+        """The rows whose whole horizon is in the unroll."""
+        xp = executed.__array_namespace__()
+        rows = xp.arange(executed.shape[0]) <= executed.shape[0] - self._config.num_steps
+        return executed & rows[:, None]
