@@ -1,10 +1,11 @@
 """R2D2 on the built-in memory game: a cue shown at the start decides the reward at the end.
 
-Expected: mean return of the last 2,000 episodes >= 0.9, which no policy without memory reaches; the run then stops.
+Expected: mean return of the last 2,000 episodes >= 0.83 while exploring, and 1 greedily; the run then stops.
 Hardware: a laptop CPU with 2 cores. Wall time: see docs/results.md.
 Command: python launch/local.py --agent r2d2
 Settings: sequences of 20 transitions after a burn-in of 5, an LSTM of 64, double Q-learning with 3 steps. Returns are 0
-or 1 and one cue is easily forgotten again, so the mean is taken over many episodes.
+or 1 and a cue is easily forgotten again, so the mean is taken over many episodes. Exploration from 0.4 to 0.06 costs 0.14 of
+the return; with less of it, or smaller steps, runs got stuck with three of the four cues.
 """
 
 from seedx.config import Config, LearnerConfig, MetricsConfig, NetworkConfig, R2D2Config, TableConfig
@@ -18,17 +19,15 @@ def config() -> Config:
         num_actors=2,
         envs_per_actor=16,
         eval_actors=1,
-        stop_at_return=0.9,
+        stop_at_return=0.83,
         network=NetworkConfig(torso="mlp", hidden=(64,), lstm=64, dueling_hidden=64),
-        r2d2=R2D2Config(discount=0.97, num_steps=3),
+        r2d2=R2D2Config(discount=0.97, num_steps=3, epsilon_power=3.0),
         learner=LearnerConfig(
             batch_size=32,
             burn_in=5,
             unroll_length=20,
             optimizer="adam",
-            learning_rate=1e-3,
-            learning_rate_end=1e-4,
-            learning_rate_steps=200_000,
+            learning_rate=3e-3,
             epsilon=1e-3,
             max_grad_norm=40.0,
             target_period=100,
