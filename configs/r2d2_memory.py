@@ -4,8 +4,8 @@ Expected: mean return of the last 2,000 episodes >= 0.83 while exploring, and 1 
 Hardware: a laptop CPU with 2 cores. Wall time: see docs/results.md.
 Command: python launch/local.py --agent r2d2
 Settings: sequences of 20 transitions after a burn-in of 5, an LSTM of 64, double Q-learning with 3 steps. Returns are 0
-or 1 and a cue is easily forgotten again, so the mean is taken over many episodes. Exploration from 0.4 to 0.06 costs 0.14 of
-the return; with less of it, or smaller steps, runs got stuck with three of the four cues.
+or 1 and a cue is easily forgotten again, so the mean is taken over many episodes. Exploration from 0.4 to 0.06 costs
+0.14 of the return; with less of it, or smaller steps, runs got stuck with three of the four cues.
 """
 
 from seedx.config import Config, LearnerConfig, MetricsConfig, NetworkConfig, R2D2Config, TableConfig
