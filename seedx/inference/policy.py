@@ -123,19 +123,20 @@ class PolicyServer:
 
     def example_batch(self, batch_size: int, num_rows: int) -> Unroll:
         """Shapes and dtypes of a learner's batch `[num_rows, B]`."""
-        zeros = self._assembler.timestep(self._assembler.zeros(batch_size))
-        slots = np.zeros(batch_size, np.int32)
+        size = self.sizes[0]  # one that divides over the devices
+        zeros = self._assembler.timestep(self._assembler.zeros(size))
+        slots = np.zeros(size, np.int32)
         _, output = jax.eval_shape(self._step.act, self._weights.latest().params, self._tables, slots, zeros)
 
         def described(leaf: Any, *leading: int) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype)  # without the policy server's sharding
+            return jax.ShapeDtypeStruct((*leading, *leaf.shape[1:]), leaf.dtype)  # without the policy server's sharding
 
         def rows(leaf: Any) -> jax.ShapeDtypeStruct:
-            return described(leaf, num_rows)
+            return described(leaf, num_rows, batch_size)
 
-        version = jax.ShapeDtypeStruct((batch_size,), np.int32)
+        version = np.zeros(size, np.int32)
         time_major = jax.tree.map(rows, (zeros, output.action, output.extras, version))
-        return Unroll(*time_major, state=jax.tree.map(described, output.state))
+        return Unroll(*time_major, state=jax.tree.map(lambda leaf: described(leaf, batch_size), output.state))
 
     def example_items(self, num_rows: int) -> Unroll:
         """One item `[1, num_rows, ...]` of zeros."""
