@@ -194,36 +194,6 @@ class ImpalaConfig:
 
 
 @dataclass(frozen=True)
-class R2D2Config:
-    """Recurrent replay distributed DQN (Kapturowski et al., ICLR 2019, OpenReview r1lyTjAqYX).
-
-    Attributes:
-        discount: gamma.
-        num_steps: n of the n-step targets.
-        rescale: Whether values are learned under the rescaling h.
-        priority_eta: Share of the largest error in a priority; the mean error has the rest.
-        epsilon: Exploration of the first environment; that of the last is epsilon^epsilon_power, geometric in between.
-        epsilon_power: See `epsilon`.
-        max_abs_reward: Rewards are clipped to +- this in the loss; 0: not clipped.
-    """
-
-    discount: float = 0.997
-    num_steps: int = 5
-    rescale: bool = True
-    priority_eta: float = 0.9
-    epsilon: float = 0.4
-    epsilon_power: float = 8.0
-    max_abs_reward: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(0 <= self.discount <= 1, f"r2d2.discount ({self.discount}) must lie in [0, 1].")
-        require(0 <= self.priority_eta <= 1, f"r2d2.priority_eta ({self.priority_eta}) must lie in [0, 1].")
-        require(0 <= self.epsilon <= 1, f"r2d2.epsilon ({self.epsilon}) must lie in [0, 1].")
-        _positive(self, "num_steps", "epsilon_power")
-        _not_negative(self, "max_abs_reward")
-
-
-@dataclass(frozen=True)
 class ApexConfig:
     """Ape-X DQN (1803.00933). An item must be `num_steps` transitions long (`learner.unroll_length`).
 
@@ -242,10 +212,34 @@ class ApexConfig:
     max_abs_reward: float = 0.0
 
     def __post_init__(self) -> None:
-        require(0 <= self.discount <= 1, f"apex.discount ({self.discount}) must lie in [0, 1].")
-        require(0 <= self.epsilon <= 1, f"apex.epsilon ({self.epsilon}) must lie in [0, 1].")
+        require(0 <= self.discount <= 1, f"{type(self).__name__}.discount ({self.discount}) must lie in [0, 1].")
+        require(0 <= self.epsilon <= 1, f"{type(self).__name__}.epsilon ({self.epsilon}) must lie in [0, 1].")
         _positive(self, "num_steps", "epsilon_power")
         _not_negative(self, "max_abs_reward")
+
+
+@dataclass(frozen=True)
+class R2D2Config(ApexConfig):
+    """Recurrent replay distributed DQN (Kapturowski et al., ICLR 2019, OpenReview r1lyTjAqYX).
+
+    Attributes:
+        discount: gamma.
+        num_steps: n of the n-step targets.
+        epsilon: Exploration of the first environment; that of the last is epsilon^epsilon_power, geometric in between.
+        epsilon_power: See `epsilon`.
+        max_abs_reward: Rewards are clipped to +- this in the loss; 0: not clipped.
+        rescale: Whether values are learned under the rescaling h.
+        priority_eta: Share of the largest error in a priority; the mean error has the rest.
+    """
+
+    discount: float = 0.997
+    num_steps: int = 5
+    rescale: bool = True
+    priority_eta: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.priority_eta <= 1, f"r2d2.priority_eta ({self.priority_eta}) must lie in [0, 1].")
 
 
 @dataclass(frozen=True)

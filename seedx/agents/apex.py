@@ -16,9 +16,8 @@ class Apex(R2D2):
     """
 
     def __init__(self, config: Config, spec: EnvSpec) -> None:
-        apex = config.apex
-        fields = {field.name: getattr(apex, field.name) for field in dataclasses.fields(apex)}
-        super().__init__(dataclasses.replace(config, r2d2=R2D2Config(**fields, rescale=False, priority_eta=1.0)), spec)
+        r2d2 = R2D2Config(**dataclasses.asdict(config.apex), rescale=False, priority_eta=1.0)
+        super().__init__(dataclasses.replace(config, r2d2=r2d2), spec)
 
     def _trained(self, executed: Any) -> Any:
         """The rows whose whole horizon is in the unroll."""
