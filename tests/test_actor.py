@@ -80,4 +80,6 @@ def test_a_server_that_admits_but_never_answers_is_given_up_without_a_tight_loop
 
 def test_a_reply_restarts_the_clock(monkeypatch):
     lost = [Failing(i % 2, ServerLostError("lost")) for i in range(16)]  # 1.6 s in all
-    run(monkeypatch, iter([*lost, Failing(1, Finished())]), give_up_s=0.4)
+    connections = iter([*lost, Failing(1, Finished())])
+    run(monkeypatch, connections, give_up_s=0.4)
+    assert next(connections, None) is None  # it tried them all

@@ -154,7 +154,9 @@ def test_rich_stays_out_where_there_is_no_terminal():
         console.start("a"), console.update({"env_steps": 1}), console.finish("b")
         assert "rich" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    run = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert run.returncode == 0
+    assert run.stdout.splitlines()[0] == "a"
 
 
 def test_sparkline():

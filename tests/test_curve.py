@@ -94,7 +94,8 @@ def test_pyplot_is_not_imported(tmp_path):
         draw_curve(sys.argv[1], [{"env_steps": 1, "reward_mean": 0.5}], title="t", score="reward")
         assert "matplotlib.pyplot" not in sys.modules and "jax" not in sys.modules
     """
-    subprocess.run([sys.executable, "-W", "error", "-c", code, str(tmp_path)], check=True)
+    assert subprocess.run([sys.executable, "-W", "error", "-c", code, str(tmp_path)]).returncode == 0
+    assert (tmp_path / "curve.png").exists()
 
 
 def test_short_numbers():

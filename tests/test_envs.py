@@ -129,7 +129,7 @@ def test_actors_load_neither_jax_nor_matplotlib_and_jax_still_imports_afterwards
         "assert 'jax' not in sys.modules\n"
         "import jax; assert jax.numpy.ones(2).sum() == 2"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_catch_follows_a_transcription_of_bsuite():

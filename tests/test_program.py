@@ -145,4 +145,4 @@ def test_launchers_import_neither_jax_nor_environments():
         "import sys, seedx.program, seedx.cli, seedx.supervisor\n"
         "assert not {'jax', 'numpy', 'envpool', 'grpc'} & set(sys.modules), sorted(sys.modules)"
     )
-    subprocess.run((sys.executable, "-c", code), cwd=ROOT, check=True)
+    assert subprocess.run((sys.executable, "-c", code), cwd=ROOT).returncode == 0

@@ -61,7 +61,8 @@ def test_others_are_refused_without_credentials(address):
 
 @pytest.mark.parametrize("address", LOCAL)
 def test_this_machine_needs_none(address):
-    security.check_listen_address(address, OPEN)
+    security.check_listen_address(address, OPEN)  # raises where it is refused
+    assert security.is_local(address)
 
 
 @pytest.mark.parametrize(
