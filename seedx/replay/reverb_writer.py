@@ -25,6 +25,7 @@ _UNSENT_BYTES = 2**20  # more than that is encoded only when it is sent
 _MAX_SOURCES = 1024  # whose last rows are kept, here and by the server
 _CLOSE_S = 2.0
 _PAUSE_S = 0.1
+_IDLE_S = 1.0
 
 
 class Item(NamedTuple):
@@ -186,7 +187,10 @@ class Writer:
         """Requests of one stream; ends it only when everything is acknowledged, or else acknowledgements get lost."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: stream != self._stream or self._unsent or self._is_done())
+                while not self._changed.wait_for(
+                    lambda: stream != self._stream or self._unsent or self._is_done(), _IDLE_S
+                ):
+                    continue  # nothing to send
                 if stream != self._stream or not self._unsent:
                     return
                 request = self._next_request()
