@@ -1,6 +1,6 @@
 """Ape-X DQN on an Atari game (1803.00933), scaled down to one machine, one game a run.
 
-Expected: no score is claimed; it was run for minutes only.
+Expected: no score is claimed; it was run for a minute, with smaller batches.
 Hardware: an accelerator, as many CPU cores for actors as there are, and 4 GB of memory for the table. Wall time: hours.
 Command: python launch/local.py --agent apex --env Pong-v5
 Settings: the paper's but for sizes: a table of 60,000 transitions instead of 2 M, as many actors as a machine has. The

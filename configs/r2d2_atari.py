@@ -1,6 +1,6 @@
 """R2D2 on an Atari game as SEED RL trains it (its train_atari.sh), one game a run.
 
-Expected: no score is claimed; it was run for minutes only.
+Expected: nothing is claimed; the settings are written down and were not run.
 Hardware: an accelerator, CPU cores for 640 environments, and 90 GB of memory for the table: lower --table.max-size to
 what there is. Wall time: days.
 Command: python launch/local.py --agent r2d2 --env Pong-v5 --num-actors 32 --envs-per-actor 20

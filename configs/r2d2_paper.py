@@ -1,6 +1,6 @@
 """R2D2 on an Atari game with the settings of its paper (Kapturowski et al., ICLR 2019), one game a run.
 
-Expected: no score is claimed; it was run for minutes only.
+Expected: nothing is claimed; the settings are written down and were not run.
 Hardware: an accelerator, CPU cores for 256 environments, and 90 GB of memory for the table: lower --table.max-size to
 what there is. Wall time: days.
 Command: python launch/local.py --config configs/r2d2_paper.py --env Pong-v5

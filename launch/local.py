@@ -44,6 +44,12 @@ def main(argv: list[str]) -> int:
         except ConfigError as error:
             print(f"local.py: {error}", file=sys.stderr)
             return USER_ERROR
+        if config.replay == "reverb":
+            print(
+                "local.py: dm-reverb listens on all interfaces of this machine and asks for no credentials, as long as "
+                "the run lasts; see docs/operations.md on how to fence it.",
+                file=sys.stderr,
+            )
         code = supervise(program)
     if code == USER_ERROR and former is not None and rundir.newest_update(config.run_dir) == before:
         rundir.write_config(config.run_dir, former)  # The new one was refused; the run can still be resumed.

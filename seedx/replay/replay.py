@@ -44,13 +44,16 @@ class Replay(Protocol):
                 sequence was broken. None: nothing is known of that.
 
         Raises:
-            ReplayTimeoutError: they were not let in within the timeout; nothing was added.
+            ReplayTimeoutError: they were not let in within the timeout; insert the very same arrays again to go on
+                waiting. Nothing was added, but for what a Reverb server may still let in.
             ValueError: a priority is negative or not finite; nothing was added.
         """
         ...
 
     def sample(self, batch_size: int, timeout_s: float) -> Sample:
-        """Samples `batch_size` items; waits until there are so many and the rate limiter lets them out.
+        """Samples `batch_size` items; waits until the rate limiter lets them out and they may be sampled so often.
+
+        With replacement, but for a queue: one item may fill a batch.
 
         Raises:
             ReplayTimeoutError: that was not so within the timeout; nothing was sampled.
