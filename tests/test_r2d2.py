@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from fakes import VECTOR, random_unroll
 
+from seedx.agents.apex import Apex
 from seedx.agents.r2d2 import R2D2
-from seedx.config import Config, ConfigError, LearnerConfig, NetworkConfig, R2D2Config
+from seedx.config import ApexConfig, Config, ConfigError, LearnerConfig, NetworkConfig, R2D2Config
 from seedx.learner.rescaling import EPSILON
 from seedx.types import ArraySpec, EnvSpec, Settings, StepType
 
@@ -152,6 +153,39 @@ def test_environments_explore_by_their_place_and_those_of_evaluation_do_not():
 def test_actions_that_cannot_be_valued_are_refused(action):
     with pytest.raises(ConfigError, match=r"env 'other' has the actions .* --agent impala"):
         R2D2(CONFIG, EnvSpec("other", VECTOR.observation, action)).init(jax.random.key(0))
+
+
+def apex(num_steps=3, **learner):
+    settings = {"batch_size": B, "unroll_length": 3, "period": 1, "target_period": 10, **learner}
+    return Apex(
+        dataclasses.replace(CONFIG, apex=ApexConfig(num_steps=num_steps), learner=LearnerConfig(**settings)), VECTOR
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_steps": 5}, r"unroll_length \(3\).*num_steps \(5\): the two must be equal"),
+        ({"num_steps": 2}, r"the two must be equal"),
+        ({"burn_in": 2}, r"burn_in \(2\) 0"),
+        ({"target_period": 0}, r"target_period \(0\) must be positive"),
+    ],
+)
+def test_settings_with_which_nothing_would_be_learned_are_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        apex(**change)
+
+
+def test_apex_learns_from_the_first_transition_of_an_item():
+    agent, unroll = apex(), random_unroll(B, 3)
+    step_type = np.full_like(unroll.timestep.step_type, StepType.MID)
+    step_type[0, 1] = StepType.LAST  # this one was not executed
+    unroll = unroll._replace(timestep=unroll.timestep._replace(step_type=step_type), state=agent.initial_state(B))
+    params = agent.init(jax.random.key(0))
+    loss_of = jax.jit(jax.grad(lambda *x: agent.loss(*x, jax.random.key(0)), has_aux=True))
+    _, output = loss_of(params, params, unroll, jnp.asarray(WEIGHTS))
+    assert int(output.count) == B - 1
+    np.testing.assert_array_equal(np.asarray(output.priorities) > 0, np.arange(B) != 1)
 
 
 def test_lowers_for_tpu_and_gpu():

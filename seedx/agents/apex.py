@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from seedx.agents.r2d2 import R2D2
-from seedx.config import Config, R2D2Config
+from seedx.config import Config, R2D2Config, require
 from seedx.types import EnvSpec
 
 
@@ -16,6 +16,12 @@ class Apex(R2D2):
     """
 
     def __init__(self, config: Config, spec: EnvSpec) -> None:
+        steps, length, burn_in = config.apex.num_steps, config.learner.unroll_length, config.learner.burn_in
+        require(
+            steps == length and burn_in == 0,
+            f"agent 'apex' learns from the first of learner.unroll_length ({length}) transitions, the others are its "
+            f"horizon of apex.num_steps ({steps}): the two must be equal, and learner.burn_in ({burn_in}) 0.",
+        )
         r2d2 = R2D2Config(**dataclasses.asdict(config.apex), rescale=False, priority_eta=1.0)
         super().__init__(dataclasses.replace(config, r2d2=r2d2), spec)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from seedx.config import Config
+from seedx.config import Config, require
 from seedx.learner.double_q import mixed_priorities, n_step_returns
 from seedx.learner.losses import masked_sum
 from seedx.learner.rescaling import rescale, unscale
@@ -24,6 +24,10 @@ class R2D2:
     """
 
     def __init__(self, config: Config, spec: EnvSpec) -> None:
+        require(
+            config.learner.target_period > 0,
+            f"learner.target_period (0) must be positive: agent {config.agent!r} needs a target network.",
+        )
         self._config = config.r2d2
         self._burn_in = config.learner.burn_in
         self._network = build_network(config.network, spec, DuelingQ)
