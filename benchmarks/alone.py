@@ -38,13 +38,13 @@ class Result(NamedTuple):
 
 
 class Group:
-    """One environment group and the unroll that it is in."""
+    """One environment group and the unroll that it is in, with the rows that lead it."""
 
-    def __init__(self, env: Env, first_slot: int, unroll_length: int) -> None:
+    def __init__(self, env: Env, first_slot: int, unroll_length: int, lead: int) -> None:
         self.slots = np.arange(first_slot, first_slot + env.num_envs, dtype=np.int32)
         self.timestep = env.reset()
         self._env = env
-        self._length = unroll_length
+        self._length, self._lead = unroll_length, lead
         self._dtypes = jax.tree.map(lambda leaf: np.dtype(leaf.dtype), env.spec.action)
         self._rows: list[Any] = []
         self._state: Tree = None
@@ -52,13 +52,13 @@ class Group:
     def step(self, output: Any, version: int) -> Unroll | None:
         """Takes the actions of a forward pass; the unroll that their row finished."""
         action, extras = jax.tree.map(np.asarray, (output.action, output.extras))
-        if not self._rows:
+        if len(self._rows) == self._lead:
             self._state = output.state
         self._rows.append((self.timestep, action, extras, np.full(len(self.slots), version, np.int32)))
         finished = None
-        if len(self._rows) == self._length + 1:
+        if len(self._rows) == self._lead + self._length + 1:
             finished = Unroll(*jax.tree.map(lambda *leaves: np.stack(leaves), *self._rows), state=self._state)
-            self._rows, self._state = self._rows[-1:], output.state
+            self._rows, self._state = self._rows[-self._lead - 1 :], output.state
         self.timestep = self._env.step(jax.tree.map(lambda leaf, dtype: np.array(leaf, dtype), action, self._dtypes))
         return finished
 
@@ -75,7 +75,7 @@ class Loop:
         self._act, self._tables = policy.act, policy.tables
         self._groups = []
         for i, env in enumerate(envs):
-            group = Group(env, i * env.num_envs, config.learner.unroll_length)
+            group = Group(env, i * env.num_envs, config.learner.unroll_length, config.network.lead)
             ranks = np.zeros(env.num_envs, np.float32)
             self._tables = policy.attach(
                 self._tables, group.slots, np.int32(0), group.slots, np.int32(0), ranks, np.bool_(False)
@@ -125,7 +125,7 @@ class Loop:
             counts = np.float32(state.env_steps), np.int32(state.updates)
             updated = self._update(state.params, None, state.opt_state, on_device, np.ones(size, np.float32), *counts)
             jax.block_until_ready(updated.params)
-            count = int(np.count_nonzero(transition_mask(batch.timestep.step_type)))
+            count = int(np.count_nonzero(transition_mask(batch.timestep.step_type[self._config.network.lead :])))
             self._learner = state._replace(
                 params=updated.params,
                 opt_state=updated.opt_state,

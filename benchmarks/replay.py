@@ -31,6 +31,7 @@ import numpy as np
 
 from seedx.config import TableConfig
 from seedx.replay.description import table_description
+from seedx.replay.priorities import checked
 from seedx.replay.rate_limiter import limits_for
 from seedx.replay.reverb_replay import ReverbReplay
 from seedx.replay.roster import Roster
@@ -93,11 +94,11 @@ def embedded() -> None:
 
     settings = TableConfig(sampler="prioritized", max_size=ITEMS, max_times_sampled=0)
     roster = Roster(settings, seed=0)
-    roster.add(priorities)
+    roster.add(priorities, roster.make_room(ITEMS))
 
     def roster_step() -> None:
         draws = roster.sample(BATCH)
-        roster.update(draws.keys, roster.checked(draws.probabilities))
+        roster.update(draws.keys, checked(draws.probabilities, BATCH, settings.priority_exponent))
 
     print_rates("replay_without_data", seconds_each(roster_step, 2000))
 
@@ -118,7 +119,7 @@ def pixels() -> None:
     settings = TableConfig(sampler="prioritized", max_size=PIXEL_ITEMS, max_times_sampled=0)
     table = Table(settings, limits_for(settings, PIXEL_BATCH), seed=0)
     items = pixel_unrolls(PIXEL_BATCH)
-    gigabytes = table.size_estimate(items) / PIXEL_ITEMS * PIXEL_BATCH / 1e9
+    gigabytes = table.needs(items).item_bytes * PIXEL_BATCH / 1e9
     ones = np.ones(PIXEL_BATCH)
     insert = seconds_each(lambda: table.insert(items, ones, 1.0), 40)  # the table is full when it is measured
     sample = seconds_each(lambda: table.sample(PIXEL_BATCH, 1.0), 20)
@@ -181,7 +182,7 @@ def measure_snapshot(name: str, items: Tree, count: int) -> None:
     size = table.info()["replay/bytes"]
     with tempfile.TemporaryDirectory(dir=".") as directory:
         saver = Snapshots(Path(directory), 2**32, table, example)
-        table._changed = lock = Watched()
+        table._changed = table._waiting.changed = lock = Watched()
         started = time.perf_counter()
         assert saver.save()
         print(f"RESULT {name}_saved {size / 1e6 / (time.perf_counter() - started):.0f} MB/s")

@@ -1,10 +1,12 @@
 """Ape-X DQN on an Atari game (1803.00933), scaled down to one machine, one game a run.
 
 Expected: no score is claimed; it was run for a minute, with smaller batches.
-Hardware: an accelerator, as many CPU cores for actors as there are, and 4 GB of memory for the table. Wall time: hours.
+Hardware: an accelerator, as many CPU cores for actors as there are, and half a GB of memory for the table. Wall time:
+hours.
 Command: python launch/local.py --agent apex --env Pong-v5
-Settings: the paper's but for sizes: a table of 60,000 transitions instead of 2 M, as many actors as a machine has. The
-paper's centred RMSProp is plain here.
+Settings: the paper's but for sizes: a table of 60,000 transitions instead of 2 M, of which 5,000 come before the first
+update instead of 50,000, and as many actors as a machine has. The paper's centred RMSProp is plain here. Its actors and
+learner do not wait for each other; here each transition is sampled 8 times on average.
 """
 
 from seedx.config import ApexConfig, AtariConfig, Config, LearnerConfig, NetworkConfig, TableConfig
@@ -40,6 +42,5 @@ def config() -> Config:
             max_times_sampled=0,
             min_size=5_000,
             samples_per_insert=8.0,
-            max_bytes=4 * 2**30,
         ),
     )

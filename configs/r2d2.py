@@ -32,7 +32,7 @@ def config() -> Config:
             sampler="prioritized",
             priority_exponent=0.9,
             importance_exponent=0.6,
-            max_size=10_000,
+            max_size=5_000,
             max_times_sampled=0,
             min_size=500,
             samples_per_insert=4.0,

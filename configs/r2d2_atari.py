@@ -1,12 +1,12 @@
-"""R2D2 on an Atari game as SEED RL trains it (its train_atari.sh), one game a run.
+"""R2D2 on an Atari game, SEED RL's settings scaled down to one machine, one game a run.
 
-Expected: nothing is claimed; the settings are written down and were not run.
-Hardware: an accelerator, CPU cores for 640 environments, and 90 GB of memory for the table: lower --table.max-size to
-what there is. Wall time: days.
-Command: python launch/local.py --agent r2d2 --env Pong-v5 --num-actors 32 --envs-per-actor 20
-Settings: SEED RL's. It sums the loss over a sequence where we take the mean over transitions, which Adam and the clip
-undo only if epsilon and the norm are divided by the transitions of a sequence; so they are. Its scripts leave the
-frame skip at 1; the usual 4 is taken here.
+Expected: no score is claimed; it was run for minutes.
+Hardware: an accelerator, as many CPU cores for actors as there are, and 0.8 GB of memory for the table. Wall time:
+days.
+Command: python launch/local.py --agent r2d2 --env Pong-v5
+Settings: those of configs/r2d2_seed.py but for sizes: a table of 1,250 sequences, 100,000 transitions, instead of
+100,000 sequences, of which 128 come before the first update instead of 5,000; as many actors as a machine has, and
+half a batch.
 """
 
 from seedx.config import AtariConfig, Config, LearnerConfig, NetworkConfig, R2D2Config, TableConfig
@@ -19,17 +19,17 @@ def config() -> Config:
     return Config(
         agent="r2d2",
         env="Pong-v5",
-        num_actors=32,
-        envs_per_actor=20,
+        num_actors=4,
+        envs_per_actor=16,
         eval_actors=1,
-        steps=12_500_000_000,  # 50 G frames
+        steps=50_000_000,  # 200 M frames
         atari=AtariConfig(full_action_space=True, noop_max=30, max_episode_frames=108_000),
         network=NetworkConfig(
             torso="shallow", lstm=512, frame_stack=4, previous_action=True, activation="relu", dueling_hidden=512
         ),
         r2d2=R2D2Config(discount=0.997, num_steps=5, priority_eta=0.9, epsilon=0.4, epsilon_power=8.0),
         learner=LearnerConfig(
-            batch_size=64,
+            batch_size=32,
             burn_in=40,
             unroll_length=_UNROLL_LENGTH,
             optimizer="adam",
@@ -42,10 +42,9 @@ def config() -> Config:
             sampler="prioritized",
             priority_exponent=0.9,
             importance_exponent=0.6,
-            max_size=100_000,
+            max_size=1_250,
             max_times_sampled=0,
-            min_size=5_000,
+            min_size=128,
             samples_per_insert=0.75,
-            max_bytes=100 * 2**30,
         ),
     )

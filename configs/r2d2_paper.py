@@ -1,8 +1,8 @@
 """R2D2 on an Atari game with the settings of its paper (Kapturowski et al., ICLR 2019), one game a run.
 
 Expected: nothing is claimed; the settings are written down and were not run.
-Hardware: an accelerator, CPU cores for 256 environments, and 90 GB of memory for the table: lower --table.max-size to
-what there is. Wall time: days.
+Hardware: an accelerator, CPU cores for 256 environments, and 29 GB of memory for the table, so 58 GB in all: lower
+--table.max-size to what there is. Wall time: days.
 Command: python launch/local.py --config configs/r2d2_paper.py --env Pong-v5
 Settings: the paper's, as far as they are known: sequences of 80 after a burn-in of 40, one begins every 40 rows, no
 importance weights. Epsilon and norm are divided by 80, since we take the mean over transitions.
@@ -45,6 +45,6 @@ def config() -> Config:
             max_size=100_000,  # 4 M observations in steps of 40
             max_times_sampled=0,
             min_size=5_000,
-            max_bytes=100 * 2**30,
+            max_bytes=38 * 2**30,
         ),
     )

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     if arguments.episodes < 1:
         parser.error(f"--episodes ({arguments.episodes}) must be positive.")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a learner may hold the accelerator
-    from seedx.config import ConfigError
+    from seedx.checks import ConfigError
 
     try:
         result = _evaluate(arguments)
@@ -49,7 +49,7 @@ def _evaluate(arguments: argparse.Namespace) -> dict:
     from seedx import specs
     from seedx.agents.build import build_agent
     from seedx.checkpoint import load_params
-    from seedx.config import ConfigError
+    from seedx.checks import ConfigError
     from seedx.config_file import from_json
     from seedx.envs.make import make_env
     from seedx.evaluate import evaluate

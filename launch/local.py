@@ -10,6 +10,7 @@ codes: 0 done, 2 wrong flags, 130 after Ctrl-C and 143 after SIGTERM or SIGHUP (
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import tempfile
@@ -24,7 +25,8 @@ _MAX_SOCKET_PATH = 100  # The kernel allows 107 bytes.
 def main(argv: list[str]) -> int:
     """Parses the flags, runs the program, and returns the exit code."""
     from seedx import cli, rundir
-    from seedx.config import ConfigError
+    from seedx.checks import ConfigError
+    from seedx.config_file import differing_flags, from_json
     from seedx.program import make_program
     from seedx.supervisor import USER_ERROR, supervise
 
@@ -51,8 +53,12 @@ def main(argv: list[str]) -> int:
                 file=sys.stderr,
             )
         code = supervise(program)
-    if code == USER_ERROR and former is not None and rundir.newest_update(config.run_dir) == before:
-        rundir.write_config(config.run_dir, former)  # The new one was refused; the run can still be resumed.
+    if former is not None and rundir.newest_update(config.run_dir) == before:
+        rundir.write_config(config.run_dir, former)  # Nothing was learned with the new one, which may not even fit.
+        lasts = {name: getattr(config, name) for name in ("steps", "seconds", "stop_at_return")}  # refuses nothing
+        as_before = dataclasses.replace(from_json(former), resume=True, run_dir=config.run_dir, **lasts)
+        if code == USER_ERROR and (changed := differing_flags(as_before, config)):
+            print(f"local.py: this run was resumed with {', '.join(changed)}.", file=sys.stderr)
     return code
 
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from seedx.config import ConfigError
+from seedx.checks import ConfigError
 from seedx.rundir import finished_checkpoints
 from seedx.types import Tree
 

@@ -15,7 +15,8 @@ from typing import Annotated
 import tyro
 
 from seedx import rundir
-from seedx.config import Config, ConfigError
+from seedx.checks import ConfigError
+from seedx.config import Config
 from seedx.config_file import load_recipe, read_config, to_json
 
 # The checkout's recipes; an installed wheel has none.

@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from seedx.config import Config, ConfigError, require
+from seedx.checks import ConfigError, require
+from seedx.config import Config
 
 
 def to_json(config: Any) -> str:
@@ -37,6 +38,19 @@ def _build(cls: type, values: Any, path: str) -> Any:
             value = _build(factory, value, f"{path}.{name}")
         built[name] = tuple(value) if isinstance(value, list) else value
     return cls(**built)
+
+
+def differing_flags(then: Any, now: Any, path: str = "--") -> list[str]:
+    """The flags in which one config is another than an earlier one, each with both values."""
+    found = []
+    for field in dataclasses.fields(then):
+        before, after = getattr(then, field.name), getattr(now, field.name)
+        name = path + field.name.rstrip("_").replace("_", "-") + "_" * field.name.endswith("_")
+        if dataclasses.is_dataclass(before):
+            found += differing_flags(before, after, f"{name}.")
+        elif before != after:
+            found.append(f"{name} {after} instead of {before}")
+    return found
 
 
 def read_config(run_dir: str | Path) -> Config:

@@ -53,7 +53,7 @@ ENVIRONMENT_ROWS: Mapping[str, Cells] = {
     "held": (
         ("streams", "{server/streams:,.0f}"),
         ("slots", "{batcher/live_slots:,.0f}"),
-        ("unrolls", "{queue/unrolls:,.0f}"),
+        ("unrolls", "{replay/items:,.0f}"),
     ),
 }
 ENVIRONMENT_LINE = ("steps", "steps/s", "return", "updates", "updates/s", "lag", "fill")
@@ -155,10 +155,12 @@ def waiting_stage(before: Figures, now: Figures) -> str | None:
 
     if moved("env_steps") or moved("updates"):
         return None
+    if gone_s := now.get("replay/gone_s"):
+        return f"a Reverb server has been gone for {gone_s:.0f} s; {now['replay/give_up_in_s']:.0f} s left to come back"
     if not now.get("server/streams", 1):
         return "no actor is connected; see logs/actor-*.log"
     if moved("store/paced_s"):
-        return "the learner is at work on a batch; acting waits for it"
+        return "acting waits for room in the replay; the learner is at work on a batch, or waits too"
     if now.get("server/messages_per_s"):
         return "the learner waits for whole unrolls; actors do send"
     return "actors are connected but send nothing: an environment or the policy's compilation takes its time"

@@ -6,7 +6,7 @@ import difflib
 import importlib
 from typing import Any
 
-from seedx.config import ConfigError
+from seedx.checks import ConfigError
 
 
 def load(path: str, what: str) -> Any:

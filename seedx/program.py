@@ -1,7 +1,8 @@
 """The topology of a run as data: which roles there are, the commands that start them, and the address they meet at.
 
 `python -m seedx.program --agent impala --num-actors 8 --format json` prints it, and with `--prepare` makes the run
-directory too. Launchers turn it into processes: `launch/local.py` on this machine, others on a cluster.
+directory too; `--format tables` prints what a Reverb server on another host is started with. Launchers turn it into
+processes: `launch/local.py` on this machine, others on a cluster.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from seedx.config import Config, require
+from seedx.checks import require
+from seedx.config import Config
 from seedx.replay.description import table_description
 from seedx.rundir import newest_update
 
@@ -135,13 +137,12 @@ def _reverb_server(config: Config, run_dir: str, python: str) -> Role:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    tables = json.dumps([table_description(config.table, config.learner.batch_size)])
     where = ("--port", str(port), "--checkpoint-dir", f"{run_dir}/reverb")
     script = (python, "-m", "uv", "run", "--quiet", "--script", str(REVERB_SERVER))
     return Role(
         name="reverb",
         kind="replay",
-        command=(*script, *where, "--config", tables, "--allow-unauthenticated"),
+        command=(*script, *where, "--config", tables_json(config), "--allow-unauthenticated"),
         restart=True,
         serves=f"localhost:{port}",
     )
@@ -158,6 +159,15 @@ def to_json(program: Program) -> str:
     return json.dumps(dataclasses.asdict(program), indent=2) + "\n"
 
 
+def tables_json(config: Config) -> str:
+    """The tables of a run as JSON text, for `launch/reverb_server.py --config`.
+
+    Raises:
+        ConfigError: a batch does not fit.
+    """
+    return json.dumps([table_description(config.table, config.learner.batch_size)])
+
+
 def to_text(program: Program) -> str:
     """The program as shell commands, one role a line."""
     lines = []
@@ -170,11 +180,11 @@ def to_text(program: Program) -> str:
 def main(argv: Sequence[str]) -> int:
     """Prints the program of the flags of `launch/local.py`; starts nothing, and writes nothing without `--prepare`."""
     from seedx import cli  # Here, so that launchers can import the nouns above without a command line.
-    from seedx.config import ConfigError
+    from seedx.checks import ConfigError
     from seedx.inference.security import check_listen_address
 
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    own.add_argument("--format", choices=("text", "json"), default="text")
+    own.add_argument("--format", choices=("text", "json", "tables"), default="text")
     own.add_argument("--address", help="where the policy server listens; a socket in the run directory by default")
     own.add_argument("--server", help="where actors find it; this machine's name if --address is 0.0.0.0")
     own.add_argument("--prepare", action="store_true", help="make the run directory and write its config.json")
@@ -183,23 +193,23 @@ def main(argv: Sequence[str]) -> int:
         config = cli.parse(
             rest,
             prog="python -m seedx.program",
-            description="Prints the roles of a run: [--format text|json] [--address unix:/path|host:port] "
+            description="Prints the roles of a run: [--format text|json|tables] [--address unix:/path|host:port] "
             "[--server host:port] [--prepare: makes the run directory]; then:",
         )
         if flags.address is not None:
             check_listen_address(flags.address, config.inference)
         config = cli.prepare_run_dir(config) if flags.prepare else config
+        run_dir = os.path.abspath(config.run_dir or cli.default_run_dir(config))
+        address = flags.address or f"unix:{run_dir}/learner.sock"
+        if flags.format == "tables":
+            text = f"{tables_json(config)}\n"
+        else:
+            program = make_program(config, run_dir, address, server=flags.server)
+            text = {"text": to_text, "json": to_json}[flags.format](program)
     except ConfigError as error:
         print(f"seedx.program: {error}", file=sys.stderr)
         return 2
-    run_dir = os.path.abspath(config.run_dir or cli.default_run_dir(config))
-    address = flags.address or f"unix:{run_dir}/learner.sock"
-    try:
-        program = make_program(config, run_dir, address, server=flags.server)
-    except ConfigError as error:
-        print(f"seedx.program: {error}", file=sys.stderr)
-        return 2
-    print({"text": to_text, "json": to_json}[flags.format](program), end="")
+    print(text, end="")
     return 0
 
 

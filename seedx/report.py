@@ -6,7 +6,7 @@ Threading: `loop` runs on a thread of its own; `finish` is called when it has en
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Reporter:
         self._ended = threading.Event()
         self._log = RunLog(run_dir, tensorboard=config.metrics.tensorboard)
         self._console = Console()
+        self._row: dict[str, Any] = {}  # the newest
         self._curve: History[dict[str, Any]] = History()  # drawing all rows of a day would take seconds of the GIL
         for row in read_rows(run_dir / "metrics.jsonl"):
             self._curve.add(drawn_figures(row))
@@ -85,6 +86,8 @@ class Reporter:
 
     def _write_row(self) -> dict[str, Any]:
         row = {**self._metrics.snapshot(), **self._figures()}
+        row |= interval_ratio(self._row, row)
+        self._row = row
         self._log.write(row)
         self._curve.add(drawn_figures(row))
         return row
@@ -110,3 +113,15 @@ class Reporter:
             "lag_updates_mean": row["lag_updates_mean"],
             "exit": reason,
         }
+
+
+def interval_ratio(before: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]:
+    """Samples per insert between two rows: the ratio over the whole run hides for long that it drifts.
+
+    Nothing without inserts, or where a Reverb server has gone back to a checkpoint's counts.
+    """
+    names = ("replay/sampled", "replay/inserted")
+    if not all(name in before and name in row for name in names):
+        return {}
+    sampled, inserted = (row[name] - before[name] for name in names)
+    return {"replay/interval_samples_per_insert": sampled / inserted} if sampled >= 0 and inserted > 0 else {}

@@ -16,6 +16,7 @@ from __future__ import annotations
 import signal
 
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules load; the roles install their own handlers
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the supervisor has kept it back until here
 
 import argparse
 import contextlib
@@ -29,13 +30,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seedx.config import Config, ConfigError
+from seedx.checks import ConfigError
+from seedx.child import die_with_parent
+from seedx.config import Config
 from seedx.config_file import read_config
 from seedx.signals import on_stop
-from seedx.supervisor import REPLACED, USER_ERROR, die_with_parent
+from seedx.supervisor import REPLACED, USER_ERROR
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+_LEAVE_S = 5  # for an actor to close its environments; the supervisor would kill it after 10
 
 
 def main(argv: Sequence[str]) -> int:
@@ -105,8 +110,7 @@ def _run_actor(arguments: argparse.Namespace, config: Config) -> int:
     from seedx.envs.make import make_env
     from seedx.inference.client import Replaced, ServerLostError
 
-    # SystemExit ends whatever the main thread waits for, and environments are closed on the way.
-    on_stop(lambda number: sys.exit(128 + number))
+    on_stop(_leave)
     try:
         run_actor(
             config,
@@ -124,6 +128,17 @@ def _run_actor(arguments: argparse.Namespace, config: Config) -> int:
         print(f"actor {arguments.actor_id} ends: {replaced}", file=sys.stderr)
         return REPLACED
     return 0
+
+
+def _leave(number: int) -> None:
+    """Ends whatever the main thread waits for, so that environments are closed on the way.
+
+    An exception out of a signal's handler may come between taking a lock and the code that gives it back; a way out
+    that then waits for this lock is cut short.
+    """
+    signal.signal(signal.SIGALRM, lambda *_: _exit(128 + number))
+    signal.alarm(_LEAVE_S)
+    sys.exit(128 + number)
 
 
 def _exit(code: int) -> None:

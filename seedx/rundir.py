@@ -7,7 +7,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from seedx.config import ConfigError
+from seedx.checks import ConfigError
 
 
 def claim(run_dir: str | Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,10 +12,15 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from seedx.config import ConfigError, LearnerConfig
+from seedx.checks import ConfigError
+from seedx.config import LearnerConfig
 from seedx.types import Tree
 
 DATA = "data"
+FSDP = "fsdp"
+TENSOR = "tensor"
+# Where a transformer's named axes go (seedx/networks/transformer.py); the others are whole on every device.
+_RULES = {"batch": (DATA, FSDP), "embed": (FSDP,), "kv_heads": (TENSOR,), "ffn": (TENSOR,)}
 
 
 class Meshes(NamedTuple):
@@ -74,3 +80,72 @@ def mover(source: Mesh, target: Mesh) -> Callable[[Tree], Tree] | None:
         return None
     whole = replicated(target)
     return lambda tree: jax.device_put(tree, whole)
+
+
+def serve_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+    """A mesh `[data, fsdp, tensor]` to decode on.
+
+    Rows are spread over its first two axes, heads and feed-forward over the last; fsdp also splits each weight.
+
+    Raises:
+        ConfigError: there are not so many devices.
+    """
+    devices, shape = jax.local_devices(), (data, fsdp, tensor)
+    count = math.prod(shape)
+    if not 0 < count <= len(devices):
+        remedy = "give less"
+        if devices[0].platform == "cpu":
+            remedy += f", or set XLA_FLAGS=--xla_force_host_platform_device_count={count} to have as many on a CPU"
+        raise ConfigError(
+            f"mesh.data x mesh.fsdp x mesh.tensor ({data} x {fsdp} x {tensor}) asks for {count} devices; there are "
+            f"{len(devices)}: {remedy}."
+        )
+    return Mesh(np.array(devices[:count]).reshape(shape), (DATA, FSDP, TENSOR), axis_types=(AxisType.Auto,) * 3)
+
+
+def serve_shardings(mesh: Mesh, axes: Any, shapes: Any) -> Any:
+    """Where the arrays of a transformer live: key heads and feed-forward over tensor, width over fsdp, rows over both.
+
+    Args:
+        mesh: Of `serve_mesh`.
+        axes: The names of each array's axes, a tuple for each (`logical_axes`, `cache_axes`); an axis of another name,
+            or "", is whole everywhere.
+        shapes: Arrays or their shapes, a tree of the same form.
+
+    Raises:
+        ConfigError: an axis does not divide over the devices.
+    """
+
+    def place(leaf: Any, names: tuple[str, ...]) -> NamedSharding:
+        for name, size in zip(names, leaf.shape, strict=True):
+            over = _RULES.get(name, ())
+            count = math.prod(mesh.shape[axis] for axis in over)
+            if size % count:
+                wanted = " x ".join(f"mesh.{axis}" for axis in over)
+                raise ConfigError(f"{name} ({size}) must be divisible by {wanted} ({count}).")
+        return NamedSharding(mesh, PartitionSpec(*(_RULES.get(name) for name in names)))
+
+    return jax.tree.map(place, shapes, axes)
+
+
+def split_rows(mesh: Mesh) -> NamedSharding:
+    """The first axis spread over the row groups of a serving mesh."""
+    return NamedSharding(mesh, PartitionSpec((DATA, FSDP)))
+
+
+def row_groups(mesh: Mesh) -> int:
+    """Parts of a serving mesh that have rows of their own."""
+    return mesh.shape[DATA] * mesh.shape[FSDP]
+
+
+def row_group() -> jax.Array:
+    """Which of these parts computes this, inside of a `jax.shard_map` over all axes of a serving mesh; int32."""
+    return jax.lax.axis_index((DATA, FSDP))
+
+
+def held_bytes(array: Any) -> int:
+    """What an array takes on all its devices together; what has its shape alone, on one."""
+    layout = getattr(array, "sharding", None)
+    if layout is None:
+        return array.size * array.dtype.itemsize
+    return math.prod(layout.shard_shape(array.shape)) * array.dtype.itemsize * len(layout.device_set)

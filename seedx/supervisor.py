@@ -1,16 +1,13 @@
 """Runs a program's roles as child processes: restarts actors, ends the run with its learner, leaves no orphan.
 
-One thread. Signal handlers only take notes; the loop in `supervise` polls children and notes alike. Every child leads
-a process group of its own, so that a terminal's Ctrl-C reaches the supervisor alone, which decides who is told what.
+One thread. Signal handlers only take notes; the loop in `supervise` polls children and notes alike. A terminal's Ctrl-C
+reaches the supervisor alone, which decides who is told what.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
@@ -18,14 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seedx import rundir
-from seedx.program import Program, Role
+from seedx.child import Child
+from seedx.program import Program
 from seedx.signals import on_stop
 
-_PARENT_PID = "SEEDX_PARENT_PID"
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _POLL_S = 0.05
-_TAIL_LINES = 40
-_TAIL_BYTES = 16_384
 
 USER_ERROR = 2  # A role's exit code for what no restart mends.
 REPLACED = 77  # An actor's exit code when another one with its id took its place.
@@ -51,16 +45,6 @@ class Limits:
     second_interrupt_s: float = 0.5
 
 
-def die_with_parent() -> None:
-    """Ties this process to the supervisor that started it: SIGKILL when that dies. Does nothing if none did."""
-    parent = os.environ.pop(_PARENT_PID, None)  # Popped: children of this process have another parent.
-    if parent is None or sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # It died before the line above.
-        os._exit(1)
-
-
 def supervise(program: Program, limits: Limits | None = None) -> int:
     """Runs `program` to its end and returns the exit code of the run.
 
@@ -79,7 +63,7 @@ def supervise(program: Program, limits: Limits | None = None) -> int:
     limits = limits or Limits()
     logs = Path(program.run_dir) / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    children = [_Child(role, logs / f"{role.name}.log") for role in program.roles]
+    children = [Child(role, logs / f"{role.name}.log") for role in program.roles]
     with _noted_signals() as notes:
         try:
             for child in children:
@@ -95,88 +79,7 @@ def supervise(program: Program, limits: Limits | None = None) -> int:
                 child.kill()
 
 
-class _Child:
-    """A role, its process, and the history of its failures."""
-
-    def __init__(self, role: Role, log: Path):
-        self.role = role
-        self.log = log
-        self.process: subprocess.Popen | None = None
-        self.code: int | None = None  # of the last process that ended unless by `kill`; negative: minus the signal
-        self.restart_at: float | None = None
-        self._restarts = 0
-        self._failures: list[float] = []
-        self._log_start = 0
-
-    def start(self) -> None:
-        learner = self.role.kind == "learner"
-        restart = ("--restart", str(self._restarts)) if self._restarts and self.role.kind == "actor" else ()
-        env = {**os.environ, **self.role.env, _PARENT_PID: str(os.getpid())}
-        with self.log.open("ab") as log:
-            self._log_start = log.tell()
-            self.process = subprocess.Popen(
-                (*self.role.command, *restart),
-                env=env,
-                stdin=None if learner else subprocess.DEVNULL,  # A breakpoint() in the learner can be answered.
-                stdout=None if learner else log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.restart_at = None
-
-    def poll(self) -> bool:
-        """Whether the process has ended since the last call; its code is then in `code`."""
-        if self.process is None or not os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            return False
-        self._kill_group()  # While the unreaped process still holds its id, which is its group's.
-        self.code = self.process.wait()
-        self.process = None
-        return True
-
-    def signal(self, number: int) -> None:
-        if self.process is not None:
-            os.kill(self.process.pid, number)  # Popen.send_signal would reap it, behind the back of `poll`.
-
-    def kill(self) -> None:
-        """Kills the process and all it started, and reaps it."""
-        if self.process is not None:
-            self._kill_group()
-            self.process.wait()
-            self.process = None
-
-    def _kill_group(self) -> None:
-        assert self.process is not None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    def schedule_restart(self, limits: Limits) -> str | None:
-        """Notes a failure and when to start again; returns that as text, or None if the restarts are used up."""
-        now = time.monotonic()
-        self._failures = [t for t in self._failures if now - t < limits.window_s] + [now]
-        count = len(self._failures)
-        if count > limits.restarts:
-            return None
-        pause = limits.backoff_s * 2 ** (count - 1)
-        self.restart_at = now + pause
-        self._restarts += 1
-        return f"restart {count} of {limits.restarts} in {pause:g} s"
-
-    def death(self) -> str:
-        """How the last process ended, in words."""
-        assert self.code is not None
-        if self.code < 0:
-            return f"{self.role.name} died with signal {-self.code} ({signal.Signals(-self.code).name})"
-        return f"{self.role.name} ended with code {self.code}"
-
-    def tail(self) -> str:
-        """The last lines that the last process left in its log."""
-        with self.log.open("rb") as log:
-            log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
-        return "\n".join([f"--- {self.log} ---", *lines, "---"])
-
-
-def _round(children: Sequence[_Child], limits: Limits) -> int | None:
+def _round(children: Sequence[Child], limits: Limits) -> int | None:
     """Looks at every child once; the exit code of the run if it is over."""
     for child in children:  # The learner comes first: when it died, how the actors took it does not matter.
         if child.restart_at is not None and time.monotonic() >= child.restart_at:
@@ -186,7 +89,7 @@ def _round(children: Sequence[_Child], limits: Limits) -> int | None:
     return None
 
 
-def _ended(child: _Child, limits: Limits) -> int | None:
+def _ended(child: Child, limits: Limits) -> int | None:
     """What the end of `child` means for the run: its exit code if the run is over."""
     if child.code == 0:
         return 0 if child.role.kind == "learner" else None
@@ -197,7 +100,7 @@ def _ended(child: _Child, limits: Limits) -> int | None:
         _report(child, f"{child.death()}; a restart cannot help")
         return USER_ERROR
     if child.role.restart:
-        plan = child.schedule_restart(limits)
+        plan = child.schedule_restart(limits.restarts, limits.window_s, limits.backoff_s)
         if plan is not None:
             _say(f"{child.death()}; {plan}; log: {child.log}")
             return None
@@ -209,7 +112,7 @@ def _ended(child: _Child, limits: Limits) -> int | None:
 
 
 def _stop(
-    children: Sequence[_Child], notes: list[tuple[float, int]], code: int | None, limits: Limits, run_dir: str
+    children: Sequence[Child], notes: list[tuple[float, int]], code: int | None, limits: Limits, run_dir: str
 ) -> int:
     """Ends all children, the learner first, and returns the exit code of the run.
 
@@ -232,14 +135,12 @@ def _stop(
             return 0
         if learner.code is None or _exit_code(learner.code) == 128 + number:
             continue
-        if number == signal.SIGINT and "KeyboardInterrupt" in learner.tail():  # It had no handlers of its own yet.
-            continue
         _report(learner, f"{learner.death()} while it stopped")
         return _exit_code(learner.code)
     return 128 + number
 
 
-def _end(children: Sequence[_Child], number: int, notes: list[tuple[float, int]], limits: Limits, run_dir: str) -> None:
+def _end(children: Sequence[Child], number: int, notes: list[tuple[float, int]], limits: Limits, run_dir: str) -> None:
     """Sends signal `number`, waits while checkpoints are written and `limits.grace_s` more, kills what is left."""
     for child in children:
         child.signal(number)
@@ -277,14 +178,14 @@ def _exit_code(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _resume_hint(child: _Child) -> str:
+def _resume_hint(child: Child) -> str:
     run_dir = child.log.parent.parent
     if not rundir.newest_update(run_dir):
         return "There is no checkpoint yet."
     return f"Continue it with --resume --run-dir {run_dir}"
 
 
-def _report(child: _Child, text: str) -> None:
+def _report(child: Child, text: str) -> None:
     with contextlib.suppress(OSError):
         print(child.tail(), file=sys.stderr)
     _say(text)

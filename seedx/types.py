@@ -7,9 +7,10 @@ Axis letters, used in annotations and docstrings alike:
 
 Time (said once, here). A timestep row t holds the observation x_t together with the reward and discount that
 *arrived with it*, so the outcome of action a_t sits in row t+1. An unroll has T+1 rows; the last row only
-bootstraps and is the first row of the next unroll. Termination is LAST with discount 0, truncation LAST with
-discount 1. Auto-reset is next-step: the action chosen on a LAST row is ignored and the row after it is FIRST, so the
-transition LAST -> FIRST is masked out of every loss (`transition_mask`).
+bootstraps and is the first row of the next unroll. Where k frames are stacked, k-1 rows lead it, of which nothing but
+the frames is used; row numbers and [T+1] count from the one after them. Termination is LAST with discount 0,
+truncation LAST with discount 1. Auto-reset is next-step: the action chosen on a LAST row is ignored and the row after
+it is FIRST, so the transition LAST -> FIRST is masked out of every loss (`transition_mask`).
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ class TimeStep(NamedTuple):
 
 
 class Unroll(NamedTuple):
-    """T+1 consecutive rows of some environments. Time-major `[T+1, B, ...]`, except `state`: `[B, ...]`."""
+    """Consecutive rows of some environments. Time-major `[T+1, B, ...]`, except `state`: `[B, ...]`."""
 
     timestep: TimeStep
     action: Tree
     extras: Tree  # what `act` kept for the loss, for example the behaviour log-prob
     version: Any  # int32 [T+1, B]; version of the weights that chose the action
-    state: Tree  # agent state before row 0
+    state: Tree  # agent state before row 0, or the part of it that an `UnrollStateAgent` gives
 
 
 class Settings(NamedTuple):
@@ -152,10 +153,19 @@ class Agent(Protocol):
         Args:
             params: Parameters.
             target_params: Older parameters (`learner.target_period`); None where the config asks for none.
-            unroll: Time-major.
+            unroll: Time-major; where the network stacks frames, led by the rows of those before.
             weights: float32 `[B]`, importance weights of the items; 1 where the replay samples uniformly.
             key: For what the loss draws.
         """
+        ...
+
+
+@runtime_checkable
+class UnrollStateAgent(Agent, Protocol):
+    """An agent that keeps a part of its state out of unrolls, since their rows tell it."""
+
+    def unroll_state(self, state: Tree) -> Tree:
+        """The part of `[B, ...]` states that goes with unrolls; it alone is fetched from the device."""
         ...
 
 
@@ -164,7 +174,11 @@ class PrioritizedAgent(Agent, Protocol):
     """An agent that learns from prioritized replay; the priorities after an update come with its loss."""
 
     def initial_priorities(self, unrolls: Unroll) -> Any:
-        """float32 `[N]`, priorities of new unrolls (NumPy, leaves `[N, T+1, ...]`) from what `act` kept."""
+        """float32 `[N]`, priorities of new unrolls from what `act` kept.
+
+        Args:
+            unrolls: NumPy, leaves `[N, T+1, ...]`, led like those that `loss` is given.
+        """
         ...
 
 

@@ -4,17 +4,13 @@ import os
 import signal
 import sys
 
+from quick_xla import QUICK_XLA
+
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, all that the tests start would ignore it
 
 # Before anything imports jax.
 os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=8",
-        # Tests compile much and run little.
-        "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true",
-    ]
+    [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8", QUICK_XLA]
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -24,9 +20,11 @@ _hook = install_import_hook("seedx", "checked.typechecked")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
-from hypothesis import settings  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
-settings.register_profile("seedx", deadline=None)  # the first example of many compiles
+# The first example of many compiles. Whether a commit passes must not depend on the run: examples are always the same,
+# and new ones are looked for with `pytest --hypothesis-profile default`.
+settings.register_profile("seedx", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("seedx")
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")

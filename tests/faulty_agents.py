@@ -1,6 +1,12 @@
 """Agents with checks and faults, for the tests: `--agent faulty_agents:checking`."""
 
+import os
+import time
+
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
 
 from seedx.agents.impala import Impala
 from seedx.types import transition_mask
@@ -20,6 +26,19 @@ class Checking(Impala):
 
 def checking(config, spec):
     return Checking(config, spec)
+
+
+class Slow(Checking):
+    """`Checking` whose update takes a fifth of a second."""
+
+    def loss(self, params, target_params, unroll, weights, key):
+        loss, output = super().loss(params, target_params, unroll, weights, key)
+        zero = io_callback(lambda: (time.sleep(0.2), np.float32(0))[1], jax.ShapeDtypeStruct((), jnp.float32))
+        return loss, output._replace(metrics={**output.metrics, "broken": output.metrics["broken"] + zero})
+
+
+def slow(config, spec):
+    return Slow(config, spec)
 
 
 class Diverging(Impala):
@@ -43,3 +62,19 @@ class Raising(Impala):
 
 def raising(config, spec):
     return Raising(config, spec)
+
+
+def recording(config, spec):
+    """`Slow` whose learner appends the keys of all items that it samples to the file SAMPLED_KEYS."""
+    from seedx.replay.reverb_replay import ReverbReplay
+
+    sample = ReverbReplay.sample
+
+    def recorded(*args):
+        found = sample(*args)
+        with open(os.environ["SAMPLED_KEYS"], "a") as file:
+            file.write("".join(f"{key}\n" for key in found.keys.tolist()))
+        return found
+
+    ReverbReplay.sample = recorded
+    return Slow(config, spec)

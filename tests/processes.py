@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from quick_xla import QUICK_XLA
 
 from seedx.runlog import read_rows
 
 ROOT = Path(__file__).parent.parent
-DEADLINE_S = 90.0  # of a start-up on a busy machine; a quiet one needs six seconds
+DEADLINE_S = 100.0  # bounds hanging alone: a quiet machine needs six seconds for a start-up
 
 # A run that starts fast: one actor with four environments, a tiny network, no TensorBoard.
 TINY = (
@@ -25,6 +27,7 @@ TINY = (
     *("--learner.batch-size", "4", "--learner.unroll-length", "5", "--network.torso", "mlp", "--network.hidden", "8"),
     *("--metrics.no-tensorboard", "--metrics.interval-s", "0.2"),
 )
+QUICK = {"XLA_FLAGS": QUICK_XLA}
 
 
 class Started:
@@ -114,21 +117,20 @@ class Processes:
         self._popens.append(popen)
         return Started(popen, out, err)
 
-    def local(self, run_dir: Path, *flags: str, **kwargs: Any) -> Started:
-        """`launch/local.py`, with the tiny run's flags unless it resumes."""
+    def local(self, run_dir: Path, *flags: str, env: dict[str, str] | None = None, **kwargs: Any) -> Started:
+        """`launch/local.py`, with the tiny run's flags unless it resumes; compiles quickly."""
         tiny = () if "--resume" in flags else TINY
-        return self.launch("local.py", *tiny, "--run-dir", str(run_dir), *flags, **kwargs)
+        return self.launch("local.py", *tiny, "--run-dir", str(run_dir), *flags, env=QUICK | (env or {}), **kwargs)
 
     def launch(self, name: str, *flags: str, **kwargs: Any) -> Started:
         """A launcher."""
         return self.start(sys.executable, str(ROOT / "launch" / name), *flags, **kwargs)
 
-    def role(self, role: str, run_dir: Path, address: str, *flags: str, **kwargs: Any) -> Started:
-        """One role, started singly."""
+    def role(self, role: str, run_dir: Path, address: str, *flags: str, env: dict[str, str] | None = None) -> Started:
+        """One role, started singly; compiles quickly."""
         where = "--listen" if role == "learner" else "--server"
-        return self.start(
-            *(sys.executable, "-m", "seedx.run", role, "--run-dir", str(run_dir), where, address, *flags), **kwargs
-        )
+        command = (sys.executable, "-m", "seedx.run", role, "--run-dir", str(run_dir), where, address, *flags)
+        return self.start(*command, env=QUICK | (env or {}))
 
     def alive(self, *words: str) -> list[psutil.Process]:
         """Living processes that descend from those started here and have `words` on their command line."""
@@ -145,8 +147,24 @@ class Processes:
                 continue
         return found
 
-    def wait_until_gone(self, timeout_s: float = 10.0) -> None:
-        until(lambda: not self.alive(), "the end of every process", timeout_s, lambda: str(self.alive()))
+    def wait_until_gone(self) -> None:
+        until(lambda: not self.alive(), "the end of every process", said=lambda: str(self.alive()))
+
+
+_reserved: list[socket.socket] = []
+
+
+def free_port() -> int:
+    """A port on which nobody listens, and that the system gives to nobody else until this process ends.
+
+    It stays bound here and does not listen. With SO_REUSEADDR on both sides, which gRPC and Python's servers set, a
+    server that is told this very port can listen on it, as often as it is started.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    _reserved.append(reserved)
+    return reserved.getsockname()[1]
 
 
 def until(

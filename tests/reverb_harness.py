@@ -15,15 +15,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+import psutil
 import pytest
+from processes import ROOT, Processes, Started, free_port
 
 from seedx.config import TableConfig
+from seedx.replay import reverb_pb2 as pb
 from seedx.replay.description import table_description
+from seedx.replay.replay import Sample
+from seedx.replay.reverb_client import ReverbClient, find_table
 from seedx.replay.reverb_replay import ReverbReplay
+from seedx.types import Unroll
 
 HERE = Path(__file__).parent
 START_S = 300.0  # the first time uv downloads TensorFlow
-ANSWER_S = 30.0
+ANSWER_S = 100.0
+S = 60.0  # within which what is possible happens
+QUEUE = TableConfig(max_size=1000)
+REPLAY = TableConfig(sampler="prioritized", max_size=1000, max_times_sampled=0)
 
 
 def find_uv() -> str:
@@ -92,6 +103,54 @@ def reverb_server(*tables: dict[str, Any]) -> Generator[str, None, None]:
         host.ask(port, ANSWER_S)
 
 
+def table_info(address: str, table: str = "replay") -> pb.TableInfo:
+    """A table as its server describes it."""
+    client = ReverbClient(address, S)
+    try:
+        return find_table(client.server_info(), table, client.address)
+    finally:
+        client.close()
+
+
+class Launched:
+    """A server of launch/reverb_server.py that can be started again."""
+
+    def __init__(self, processes: Processes, *tables: dict[str, Any]) -> None:
+        self._processes, self._port = processes, free_port()
+        self.address = f"localhost:{self._port}"
+        self.checkpoints = processes.directory / f"tables-{self._port}"
+        self._tables = json.dumps(tables)
+        self.process: Started = None  # type: ignore[assignment]
+
+    def start(self, *flags: str) -> Started:
+        """Starts it; it may yet refuse."""
+        command = (find_uv(), "run", "--quiet", "--script", str(ROOT / "launch" / "reverb_server.py"))
+        where = ("--port", str(self._port), "--config", self._tables, "--checkpoint-dir", str(self.checkpoints))
+        self.process = self._processes.start(*command, *where, *flags)
+        return self.process
+
+    def serve(self) -> Started:
+        """Starts it and waits until it serves."""
+        process = self.start("--allow-unauthenticated")
+        process.until(lambda: "serving" in process.out, "the server", START_S)
+        return process
+
+    def alive(self) -> list[psutil.Process]:
+        """Its processes: uv and the server itself."""
+        return self._processes.alive("--port", str(self._port))
+
+    def kill(self) -> None:
+        """Kills all of it."""
+        for process in self.alive():
+            process.kill()
+        self.process.wait()
+
+    def hang(self) -> None:
+        """Stops all of it, as if its host had vanished: connections stay and nothing answers."""
+        for process in self.alive():
+            process.suspend()
+
+
 @contextmanager
 def reverb_table(config: TableConfig, batch_size: int = 1, **kwargs: Any) -> Generator[ReverbReplay, None, None]:
     """A replay over a table of its own, on a server of its own; it does not fetch ahead unless told to."""
@@ -101,3 +160,21 @@ def reverb_table(config: TableConfig, batch_size: int = 1, **kwargs: Any) -> Gen
             yield replay
         finally:
             replay.close()
+
+
+def numbered(*numbers: int, rows: int = 3) -> Unroll:
+    """Unrolls of frames that all hold the unroll's number."""
+    frames = np.array(numbers, np.int64)[:, None, None] + np.zeros((1, rows, 4), np.int64)
+    return Unroll({"frame": frames}, None, None, None, np.array(numbers, np.float32))
+
+
+def numbers_of(sample: Sample) -> list[int]:
+    """The numbers of `numbered` items, which are whole."""
+    numbers = sample.items.timestep["frame"][:, 0, 0].tolist()
+    jax.tree.map(np.testing.assert_array_equal, sample.items, numbered(*numbers))
+    return numbers
+
+
+def insert(replay: ReverbReplay, *numbers: int, timeout_s: float = S, **kwargs: Any) -> np.ndarray:
+    """Inserts `numbered` items."""
+    return replay.insert(numbered(*numbers), np.ones(len(numbers)), timeout_s, **kwargs)

@@ -9,7 +9,8 @@
     reverb_official.py read ADDRESS TABLE FILE      all items, as many as the table holds
 
 FILE is an .npz of one array [N, ...] for each column, in the order of their names. Names that begin with "state" are
-columns of one row, without its axis.
+columns of one row, without its axis. Of items that differ in length there is also "lengths"; to write, their columns
+are as long as the longest; read, their rows follow each other.
 """
 
 import sys
@@ -20,8 +21,9 @@ import reverb
 
 def rows_of(columns: dict, n: int) -> list[dict]:
     """The rows of item n; a state is in the first only."""
-    names = [name for name in columns if not name.startswith("state")]
-    rows = [{name: columns[name][n, t] for name in names} for t in range(columns[names[0]].shape[1])]
+    names = [name for name in columns if not name.startswith("state") and name != "lengths"]
+    count = columns["lengths"][n] if "lengths" in columns else columns[names[0]].shape[1]
+    rows = [{name: columns[name][n, t] for name in names} for t in range(count)]
     return [{**rows[0], **{name: columns[name][n] for name in columns if name.startswith("state")}}, *rows[1:]]
 
 
@@ -29,11 +31,12 @@ def write(client, table: str, columns: dict) -> None:
     """One item for each n, some rows to a chunk, with rows before and after that the item leaves out."""
     for n in range(len(next(iter(columns.values())))):
         with client.trajectory_writer(num_keep_alive_refs=50) as writer:
-            for row in [*rows_of(columns, n)[1:2], *rows_of(columns, n), *rows_of(columns, n)[1:2]]:
+            for row in [*rows_of(columns, n)[-1:], *rows_of(columns, n), *rows_of(columns, n)[-1:]]:
                 writer.append(row)
             trajectory = {
                 name: writer.history[name][1] if name.startswith("state") else writer.history[name][1:-1]
                 for name in columns
+                if name != "lengths"
             }
             writer.create_item(table, float(n + 1), trajectory)
             writer.flush()
@@ -53,7 +56,14 @@ def read(client, table: str, file: str) -> None:
     """In the order in which they are sampled."""
     count = client.server_info()[table].current_size
     samples = [sample.data for sample in client.sample(table, count, emit_timesteps=False)]
-    np.savez(file, **{f"column{i:02}": np.stack(column) for i, column in enumerate(zip(*samples, strict=True))})
+    columns = list(zip(*samples, strict=True))
+    lengths = next((list(map(len, column)) for column in columns if len({part.shape for part in column}) > 1), None)
+    ragged = {} if lengths is None else {"lengths": lengths}
+
+    def join(column):
+        return np.stack(column) if len({part.shape for part in column}) == 1 else np.concatenate(column)
+
+    np.savez(file, **{f"column{i:02}": join(column) for i, column in enumerate(columns)}, **ragged)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def test_keeps_the_newest_and_saves_an_update_once(tmp_path):
 def test_save_does_nothing_while_the_previous_one_is_written(tmp_path, monkeypatch):
     gate = threading.Event()
     write_checksums = Checkpointer._write_checksums
-    monkeypatch.setattr(Checkpointer, "_write_checksums", lambda self: (gate.wait(30), write_checksums(self))[1])
+    monkeypatch.setattr(Checkpointer, "_write_checksums", lambda self: (gate.wait(60), write_checksums(self))[1])
     params, checkpointer = make_params(), Checkpointer(tmp_path)
     assert checkpointer.save(1, params, {"n": 0}, {})
     assert not checkpointer.save(2, params, {"n": 0}, {})

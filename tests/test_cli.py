@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from seedx import cli, rundir
-from seedx.config import Config, ConfigError, NetworkConfig
+from seedx.checks import ConfigError
+from seedx.config import Config, NetworkConfig
 from seedx.config_file import from_json, load_recipe, to_json
 
 ROOT = Path(__file__).parent.parent
@@ -46,10 +47,22 @@ def local(*flags: str, cwd: Path) -> subprocess.CompletedProcess:
         (["--env", "MiniGrid-DoorKey-5x5-v0"], "impala_minigrid"),
         (["--env=catch"], "impala_catch"),
         (["--env", "memory"], "impala_memory"),
+        (["--agent", "r2d2"], "r2d2_memory"),
+        (["--agent", "r2d2", "--env", "Pong-v5"], "r2d2_atari"),
+        (["--agent", "apex"], "apex_cartpole"),
+        (["--agent", "apex", "--env", "Pong-v5"], "apex_atari"),
     ],
 )
 def test_defaults_come_from_the_recipe_that_fits(flags, recipe):
     assert cli.parse(flags) == load_recipe(RECIPES / f"{recipe}.py")
+
+
+@pytest.mark.parametrize("agent", ["apex", "r2d2"])
+@pytest.mark.parametrize("env", [[], ["--env", "Pong-v5"], ["--env", "my:env"]], ids=str)
+def test_the_table_that_an_agent_has_without_more_ado_fits_a_laptop(agent, env):
+    config = cli.parse(["--agent", agent, *env])
+    assert config.table.max_size * config.learner.stride <= 100_000  # transitions
+    assert config.table.max_bytes <= 2**30
 
 
 def test_without_a_recipe_that_fits_or_without_recipes_the_defaults_are_plain(monkeypatch, tmp_path):
@@ -110,6 +123,7 @@ def test_atari_is_told_by_name_as_envpool_has_it():
         (["--steps", "many"], ["--steps", "many"]),
         (["--learner.batch-size", "30", "--learner.microbatches", "4"], ["30", "divisible", "4"]),
         (["--envs-per-actor", "3"], ["envs_per_actor (3) must be divisible by actor.groups (2)", "--actor.groups 1"]),
+        (["--agent", "r2d2", "--deterministic"], ["deterministic runs need a queue", "--agent impala"]),
         (["--config", "nowhere.py"], ["'nowhere.py' does not exist"]),
         (["--resume"], ["--resume needs", "--run-dir"]),
         (["--resume", "--run-dir", "nowhere"], ["no run in 'nowhere'", "drop --resume"]),
@@ -254,9 +268,12 @@ def test_local_supervises_the_program_with_a_private_socket(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("code", "saves", "kept"), [(2, False, "former"), (2, True, "new"), (0, False, "new"), (1, False, "new")]
+    ("code", "saves", "kept"),
+    [(2, False, "former"), (2, True, "new"), (0, True, "new"), (0, False, "former"), (130, False, "former")],
 )
-def test_a_refused_resume_puts_the_config_back(tmp_path, monkeypatch, code, saves, kept):
+def test_a_resume_that_learned_nothing_puts_the_config_back_and_a_refused_one_says_what_was_changed(
+    tmp_path, monkeypatch, capsys, code, saves, kept
+):
     started(tmp_path, checkpoint=True)
     former = (tmp_path / "config.json").read_text()
     during = []
@@ -269,8 +286,14 @@ def test_a_refused_resume_puts_the_config_back(tmp_path, monkeypatch, code, save
 
     monkeypatch.setattr("seedx.supervisor.supervise", supervise)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert load_local().main(["--resume", "--run-dir", str(tmp_path), "--network.hidden", "32"]) == code
+    changes = ("--network.hidden", "32", "--learner.unroll-length", "7", "--impala.lambda_", "0.5", "--seconds", "9")
+    assert load_local().main(["--resume", "--run-dir", str(tmp_path), *changes]) == code
     assert during == [(32,)]
+    said = (
+        "resumed with --network.hidden (32,) instead of (64, 64), --impala.lambda_ 0.5 instead of 1.0, "
+        "--learner.unroll-length 7 instead of 10.\n"
+    )
+    assert capsys.readouterr().err == (f"local.py: this run was {said}" if (code, saves) == (2, False) else "")
     assert ((tmp_path / "config.json").read_text() == former) == (kept == "former")
 
 
@@ -283,7 +306,7 @@ def test_a_signal_before_anything_runs_is_no_traceback(tmp_path, number, code):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (code, "")
 
 

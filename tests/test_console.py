@@ -99,8 +99,15 @@ def test_stall_names_the_stage_and_ends_with_progress():
     ("change", "said"),
     [
         ({"updates": 645}, None),
-        ({"server/streams": 0}, "no actor is connected"),
-        ({"store/paced_s": 3.5, "queue/unrolls": 64}, "the learner is at work on a batch; acting waits for it"),
+        ({"replay/gone_s": 0.0, "server/streams": 0}, "no actor is connected"),
+        (
+            {"replay/gone_s": 12.2, "replay/give_up_in_s": 107.8},
+            "a Reverb server has been gone for 12 s; 108 s left to come back",
+        ),
+        (
+            {"store/paced_s": 3.5, "replay/items": 64},
+            "acting waits for room in the replay; the learner is at work on a batch, or waits too",
+        ),
         ({"server/messages_per_s": 20.0}, "whole unrolls"),
         ({}, "send nothing"),
     ],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from seedx.config import ConfigError
+from seedx.checks import ConfigError
 from seedx.networks.distributions import distribution_for
 from seedx.types import ArraySpec
 

@@ -5,11 +5,13 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.stats
 from env_contract import check_env, rollout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seedx.config import ActorConfig, Config, ConfigError
+from seedx.checks import ConfigError
+from seedx.config import ActorConfig, Config
 from seedx.envs.catch import Catch
 from seedx.envs.counter_rng import _mix, draw
 from seedx.envs.make import UnknownEnvError, make_env
@@ -195,4 +197,4 @@ def test_counter_rng_is_uniform_and_independent_between_neighbouring_seeds(seed,
         observed = np.bincount(values, minlength=cells)
         expected = n / cells
         chi2, degrees = ((observed - expected) ** 2 / expected).sum(), cells - 1
-        assert chi2 < degrees + 7 * np.sqrt(2 * degrees)
+        assert chi2 < scipy.stats.chi2.isf(1e-9, degrees)

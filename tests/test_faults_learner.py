@@ -12,8 +12,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,9 +19,13 @@ from processes import ROOT, TINY, Processes, last, make_run
 
 from seedx import learner_role, rundir
 from seedx.checkpoint import load_params
+from seedx.config import Config
 from seedx.config_file import read_config
 from seedx.envs.make import make_env
 from seedx.inference.client import Connection
+from seedx.inference.frontend import FrontEnd
+from seedx.inference.streams import Streams
+from seedx.session import Session
 from seedx.threads import Crew
 
 
@@ -44,7 +46,7 @@ def finished(tmp_path_factory):
     read, write = os.pipe()
     os.close(read)
     with Processes(directory) as processes:
-        flags = ("--steps", "600", "--checkpoint.interval-s", "0.05", "--table.max-size", "4")
+        flags = ("--steps", "600", "--checkpoint.interval-s", "0.01", "--table.max-size", "4")
         run = processes.local(directory / "run", *flags, stdout=write)
         os.close(write)
         assert run.wait() == 0, run.said
@@ -66,17 +68,12 @@ def damage(run_dir: Path, update: int) -> None:
             os.truncate(path, path.stat().st_size // 2)
 
 
+@pytest.mark.slow
 def test_actors_wait_for_a_learner_that_was_killed_and_training_goes_on_from_the_checkpoint(tmp_path, processes):
     run_dir, address = tmp_path / "run", f"unix:{tmp_path}/socket"
-    flags = (
-        "--env",
-        "faulty_envs:make_counting",
-        "--agent",
-        "faulty_agents:checking",
-        "--checkpoint.interval-s",
-        "0.1",
-    )
-    make_run(run_dir, *flags, "--checkpoint.interval-s", "0.2", "--steps", "1500")
+    counting = ("--env", "faulty_envs:make_counting", "--agent", "faulty_agents:checking")
+    flags = (*counting, "--checkpoint.interval-s", "0.2")
+    make_run(run_dir, *flags)
     actor = processes.role("actor", run_dir, address, "--actor-id", "0")  # it may start before the learner
     learner = processes.role("learner", run_dir, address)
     learner.until(lambda: max(checkpoints(run_dir), default=0) > 30, "a checkpoint")
@@ -84,6 +81,8 @@ def test_actors_wait_for_a_learner_that_was_killed_and_training_goes_on_from_the
     learner.wait()
     before = load_params(run_dir)
     rows_before = (run_dir / "metrics.jsonl").read_text().count("\n")
+    steps = before.metadata["env_steps"] + 500
+    make_run(run_dir, *flags, "--resume", "--steps", str(steps))
 
     again = processes.role("learner", run_dir, address, "--resume")
     assert again.wait() == 0, again.said
@@ -92,10 +91,10 @@ def test_actors_wait_for_a_learner_that_was_killed_and_training_goes_on_from_the
     assert rows[rows_before]["updates"] >= before.update
     # Unrolls of version 0 would lag by more than 30 updates.
     assert max(row.get("learner/lag_updates_max", 0) for row in rows[rows_before:]) < 20
-    assert rows[-1]["env_steps"] >= 1500
+    assert rows[-1]["env_steps"] >= steps
     assert {row["learner/broken"] for row in rows if "learner/broken" in row} == {0.0}
     assert json.loads((run_dir / "summary.json").read_text())["exit"] == "steps"
-    assert actor.wait(10) == 0, actor.said  # it was told that training is finished
+    assert actor.wait() == 0, actor.said  # it was told that training is finished
     assert "is lost" in actor.err
     assert "waiting for it" in actor.err
     assert "Traceback" not in actor.err
@@ -170,6 +169,7 @@ def test_resume_with_another_network_names_the_arrays(tmp_path, processes, finis
     assert "Traceback" not in run.err
 
 
+@pytest.mark.slow
 def test_closed_streams_and_readers_that_go_away_change_nothing(tmp_path, processes, finished):
     local = (sys.executable, str(ROOT / "launch" / "local.py"), *TINY, "--run-dir", str(tmp_path / "run"))
     run = processes.start("bash", "-c", 'exec "$@" >&- 2>&-', "bash", *local, "--steps", "300")
@@ -185,18 +185,21 @@ def test_closed_streams_and_readers_that_go_away_change_nothing(tmp_path, proces
 
 def test_a_second_start_in_a_finished_run_is_refused(finished, processes):
     run = processes.local(finished)
-    assert run.wait(20) == 2
+    assert run.wait() == 2
     assert "already holds checkpoints" in run.err
 
 
 @pytest.mark.parametrize("delay_s", [0.3, 1.5, None])
 def test_ctrl_c_at_any_phase(tmp_path, processes, delay_s):
-    check_signal(tmp_path / "run", processes, signal.SIGINT, delay_s)
+    code = end_by_signal(tmp_path / "run", processes, signal.SIGINT, delay_s)
+    # Python's own start-up has no handlers.
+    assert code in ([130] if delay_s is None else [130, -signal.SIGINT])
 
 
 @pytest.mark.slow
 def test_a_closed_terminal_ends_a_run_with_a_checkpoint(tmp_path, processes):
-    check_signal(tmp_path / "run", processes, signal.SIGHUP, None)
+    assert end_by_signal(tmp_path / "run", processes, signal.SIGHUP, None) == 143
+    assert (tmp_path / "run/summary.json").exists()
 
 
 @pytest.mark.slow
@@ -205,15 +208,19 @@ def test_a_closed_terminal_ends_a_run_with_a_checkpoint(tmp_path, processes):
 def test_a_signal_at_any_phase(tmp_path, processes, number):
     for i, delay_s in enumerate([0.1, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, None]):
         run_dir = tmp_path / f"run-{i}"
-        check_signal(run_dir, processes, number, delay_s)
+        code = end_by_signal(run_dir, processes, number, delay_s)
+        assert code in ([128 + number] if delay_s is None else [128 + number, -number])
     updates = last(run_dir, "updates")
     resumed = processes.local(run_dir, "--resume", "--steps", str(int(last(run_dir, "env_steps")) + 200))
     assert resumed.wait() == 0, resumed.said
     assert last(run_dir, "updates") > updates
 
 
-def check_signal(run_dir: Path, processes: Processes, number: int, delay_s: float | None) -> None:
-    """Starts a run and sends everyone in its foreground process group a signal, `None`: while it saves checkpoints."""
+def end_by_signal(run_dir: Path, processes: Processes, number: int, delay_s: float | None) -> int:
+    """Starts a run and sends everyone in its foreground process group a signal, `None`: while it saves checkpoints.
+
+    Checks that all ended cleanly and nothing that was saved is lost; returns the exit code.
+    """
     run = processes.local(run_dir, "--checkpoint.interval-s", "0.01")
     if delay_s is None:
         run.until(lambda: len(checkpoints(run_dir)) >= 2, "checkpoints")
@@ -222,7 +229,7 @@ def check_signal(run_dir: Path, processes: Processes, number: int, delay_s: floa
     updates = last(run_dir, "updates")
     run.interrupt(number)
     told = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-    assert run.wait(30) in (128 + told, -number), run.said  # Python's own start-up has no handlers
+    code = run.wait()
     assert not processes.alive()
     assert run.err == "" or not run_dir.exists()
     assert "Traceback" not in "".join(path.read_text() for path in run_dir.glob("logs/*.log"))
@@ -230,6 +237,7 @@ def check_signal(run_dir: Path, processes: Processes, number: int, delay_s: floa
         assert max(checkpoints(run_dir)) >= updates
         assert json.loads((run_dir / "summary.json").read_text())["exit"] == told.name
         assert load_params(run_dir).update == max(checkpoints(run_dir))
+    return code
 
 
 @pytest.mark.slow
@@ -241,8 +249,8 @@ def test_a_learner_that_hangs_is_ended_within_ten_seconds(tmp_path, processes):
     learner.suspend()
     started = time.monotonic()
     run.send(signal.SIGTERM)
-    assert run.wait(20) == 143, run.said
-    assert 9 < time.monotonic() - started < 13
+    assert run.wait() == 143, run.said
+    assert time.monotonic() - started > 9
     assert "learner is killed 10 s after signal 15" in run.err
     assert not processes.alive()
     assert load_params(run_dir).update == max(checkpoints(run_dir))
@@ -250,17 +258,22 @@ def test_a_learner_that_hangs_is_ended_within_ten_seconds(tmp_path, processes):
 
 def test_a_learner_thread_that_hangs_does_not_keep_the_process(tmp_path, monkeypatch, capsys):
     """The learner's thread never finishes; while it wrote a checkpoint it had more time, and its launcher knew."""
-    monkeypatch.setattr(learner_role, "_STOP_GRACE_S", 0.8)
-    session = SimpleNamespace(learning=True, saving_since=time.monotonic())
+    monkeypatch.setattr(learner_role, "_STOP_GRACE_S", 0.3)
+    crew, config = Crew(), Config()
+    front_end = FrontEnd(f"unix:{tmp_path}/learner.sock", config.inference, Streams(1, 1), crew.fail)
+    front_end.start()
+    session = Session(config, tmp_path, False, crew, front_end, [])
+    session.learning, session.saving_since = True, time.monotonic()
     (tmp_path / "checkpoints").mkdir()
     before = rundir.progress(tmp_path)
-    threading.Timer(1.5, lambda: setattr(session, "saving_since", -math.inf)).start()
     started = time.monotonic()
-    code = learner_role._wait(Crew(), cast(Any, session), threading.Event(), [signal.SIGTERM], tmp_path)
+    threading.Timer(0.6, lambda: setattr(session, "saving_since", -math.inf)).start()
+    code = learner_role._wait(crew, session, threading.Event(), [signal.SIGTERM], tmp_path)
+    front_end.stop(finished=True)
     assert code == 143
-    assert 2.1 <= time.monotonic() - started < 5
+    assert time.monotonic() - started >= 0.6
     assert rundir.progress(tmp_path) > before
-    assert "has hung for 0.8 s and is ended as it is" in capsys.readouterr().out
+    assert "has hung for 0.3 s and is ended as it is" in capsys.readouterr().out
 
 
 def test_nothing_survives_a_supervisor_that_is_killed(tmp_path, processes):

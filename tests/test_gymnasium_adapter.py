@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seedx.config import ConfigError
+from seedx.checks import ConfigError
 from seedx.envs.dm_env_adapter import DmEnv
 from seedx.envs.gymnasium_adapter import GymnasiumEnv, from_space, space_spec, to_space
 from seedx.envs.vectorize import ObservationError, SerialEnv
@@ -133,3 +133,11 @@ def test_environments_of_one_group_must_be_alike():
     other = gymnasium.make("CartPole-v1")
     with pytest.raises(ValueError, match="must be alike"):
         SerialEnv([GymnasiumEnv(Walk(), "walk", 0), GymnasiumEnv(other, "walk", 1)])
+
+
+def test_an_observation_that_holds_nothing_is_refused():
+    class Nothing(Walk):
+        observation_space = spaces.Dict({"a": spaces.Box(-1.0, 1.0, (0,)), "b": spaces.Box(-1.0, 1.0, (2, 0))})
+
+    with pytest.raises(ConfigError, match=r"observation_space of mine:nothing is Dict.*\(0,\).* which holds no values"):
+        GymnasiumEnv(Nothing(), "mine:nothing", 1)

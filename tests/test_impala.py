@@ -43,42 +43,49 @@ def loss_of(agent):
     return jax.jit(jax.value_and_grad(agent.loss, has_aux=True))
 
 
-def timesteps(spec, seed=0):
-    """`[T+1, B]`: column 0 is one episode, 1 terminates at row 2, 2 is truncated at row 3, 3 begins at row 1."""
-    rng = np.random.default_rng(seed)
+def timesteps(spec, seed=0, lead=0):
+    """`[T+1, B]`: column 0 is one episode, 1 terminates at row 2, 2 is truncated at row 3, 3 begins at row 1.
+
+    `lead` rows go before, with which episodes begin.
+    """
+    rng, rows = np.random.default_rng(seed), lead + T + 1
 
     def draw(leaf):
-        x = rng.normal(size=(T + 1, B, *leaf.shape))
+        x = rng.normal(size=(rows, B, *leaf.shape))
         return (100 * np.abs(x)).astype(leaf.dtype) if leaf.dtype == "uint8" else x.astype(leaf.dtype)
 
-    step_type = np.full((T + 1, B), StepType.MID, np.uint8)
-    discount = np.ones((T + 1, B), np.float32)
-    step_type[2, 1] = step_type[3, 2] = step_type[0, 3] = StepType.LAST
-    step_type[3, 1] = step_type[4, 2] = step_type[1, 3] = StepType.FIRST
-    discount[2, 1] = discount[0, 3] = 0.0
-    reward = rng.normal(size=(T + 1, B)).astype(np.float32)
+    step_type = np.full((rows, B), StepType.MID, np.uint8)
+    discount = np.ones((rows, B), np.float32)
+    step_type[:lead] = StepType.FIRST
+    step_type[lead + 2, 1] = step_type[lead + 3, 2] = step_type[lead, 3] = StepType.LAST
+    step_type[lead + 3, 1] = step_type[lead + 4, 2] = step_type[lead + 1, 3] = StepType.FIRST
+    discount[lead + 2, 1] = discount[lead, 3] = 0.0
+    reward = rng.normal(size=(rows, B)).astype(np.float32)
     return TimeStep(step_type, reward, discount, jax.tree.map(draw, spec.observation))
 
 
 def act_through(agent, params, timestep):
     """The unroll that acting on given timesteps makes."""
-    act, state, rows = act_of(agent), agent.initial_state(B), []
+    act, state, rows, states = act_of(agent), agent.initial_state(B), [], []
     settings = Settings(np.arange(B, dtype=np.int32), np.zeros(B, np.float32), np.zeros(B, bool))
-    start = state
-    for t in range(T + 1):
+    num_rows = len(timestep.reward)
+    for t in range(num_rows):
         keys = jax.random.split(jax.random.key(t), B)
+        states.append(agent.unroll_state(state))
         action, state, extras = act(params, state, jax.tree.map(lambda x, t=t: x[t], timestep), keys, settings)
         rows.append((action, extras))
     action, extras = jax.tree.map(lambda *x: jnp.stack(x), *rows)
-    return Unroll(timestep, action, extras, jnp.zeros((T + 1, B), jnp.int32), start)
+    return Unroll(timestep, action, extras, jnp.zeros((num_rows, B), jnp.int32), states[num_rows - T - 1])
 
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_acting_and_learning_agree_and_every_gradient_is_finite(name):
     agent, params = make(name)
-    unroll = act_through(agent, params, timesteps(AGENTS[name][0]))
+    spec, network = AGENTS[name]
+    unroll = act_through(agent, params, timesteps(spec, lead=network.lead))
     (loss, output), gradient = loss_of(agent)(params, None, unroll, ONES, jax.random.key(0))
-    mask = transition_mask(unroll.timestep.step_type)
+    mask = transition_mask(unroll.timestep.step_type[network.lead :])
+    assert int(output.count) == mask.sum()
     assert np.isfinite(loss)
     np.testing.assert_allclose(output.metrics["rho"], mask.sum(), rtol=1e-4)  # on-policy: every ratio is 1
     np.testing.assert_allclose(output.metrics["approx_kl"], 0.0, atol=1e-3)
@@ -215,14 +222,15 @@ def test_learns_a_bandit():
 @pytest.mark.parametrize("name", AGENTS)
 def test_lowers_for_tpu_and_gpu(name):
     agent, params = make(name)
-    timestep = timesteps(AGENTS[name][0])
+    spec, network = AGENTS[name]
+    timestep, rows = timesteps(spec, lead=network.lead), network.lead + T + 1
     state = agent.initial_state(B)
     keys = jax.random.split(jax.random.key(0), B)
     settings = Settings(np.arange(B, dtype=np.int32), np.zeros(B, np.float32), np.zeros(B, bool))
     first_row = jax.tree.map(lambda x: x[0], timestep)
     action, _, extras = jax.eval_shape(agent.act, params, state, first_row, keys, settings)
-    action, extras = jax.tree.map(lambda x: jax.ShapeDtypeStruct((T + 1, *x.shape), x.dtype), (action, extras))
-    unroll = Unroll(timestep, action, extras, np.zeros((T + 1, B), np.int32), state)
+    action, extras = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype), (action, extras))
+    unroll = Unroll(timestep, action, extras, np.zeros((rows, B), np.int32), agent.unroll_state(state))
     export = functools.partial(jax.export.export, platforms=["tpu", "cuda"])
     assert export(jax.jit(agent.act))(params, state, first_row, keys, settings).platforms == ("tpu", "cuda")
     gradient = jax.jit(jax.grad(agent.loss, has_aux=True))

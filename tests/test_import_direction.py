@@ -12,17 +12,34 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"launch"},
     {"run"},
-    {"learner_role", "supervisor"},
-    {"agents", "evaluate", "report", "program"},
+    {"learner_role", "serve_role", "supervisor"},
+    {"child", "session"},
+    {"agents", "ending", "evaluate", "report", "resume", "program", "serve_config"},
     {"learner", "inference", "envs", "replay", "cli", "console", "curve"},
     {"networks", "weights", "checkpoint", "metrics", "runlog", "profiling"},
-    {"config_file", "imports", "rundir", "seeds", "sharding", "signals", "specs", "threads"},
-    {"config", "types"},
+    {
+        "chat",
+        "compilation_cache",
+        "config_file",
+        "imports",
+        "memory",
+        "rundir",
+        "seeds",
+        "sharding",
+        "signals",
+        "specs",
+        "threads",
+    },
+    {"bpe", "config", "types"},
+    {"agent_config", "learner_config", "table_config", "reverb_address", "tokenizer"},
+    {"checks"},
 ]
 ACROSS = {
     ("envs.actor", "inference.client"),
     ("envs.actor", "inference.wire"),
+    ("learner.batches", "replay.patience"),
     ("learner.batches", "replay.replay"),
+    ("inference.delivery", "replay.patience"),
     ("inference.delivery", "replay.replay"),
     ("inference.policy", "replay.replay"),
 }
@@ -84,6 +101,7 @@ import sys
 import seedx.run, seedx.envs.actor, seedx.envs.make, seedx.inference.client, seedx.supervisor
 import seedx.envs.catch, seedx.envs.memory, seedx.envs.dm_env_adapter, seedx.envs.gymnasium_adapter
 import seedx.envs.envpool_adapter
+import seedx.inference.decode_client
 heavy = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow", "torch", "matplotlib", "tensorboardX"}
 print(", ".join(sorted(heavy & sys.modules.keys())))
 """

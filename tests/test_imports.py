@@ -4,7 +4,8 @@ import pytest
 from fakes import VECTOR
 
 from seedx.agents.build import build_agent
-from seedx.config import Config, ConfigError
+from seedx.checks import ConfigError
+from seedx.config import Config
 from seedx.imports import load
 
 

@@ -1,21 +1,38 @@
 """Counters, timers and distributions of an interval; returns of episodes; the files they land in."""
 
+import ast
 import json
 import math
+import re
 import subprocess
 import sys
 import threading
 
+import documented
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import ROOT
 
 from seedx.metrics import EpisodeStats, Metrics
+from seedx.report import interval_ratio
 from seedx.runlog import SUMMARY_KEYS, History, RunLog, read_rows, write_summary
 from seedx.types import StepType
 
 FIRST, MID, LAST = map(int, StepType)
+
+
+def counts(inserted: int, sampled: int) -> dict[str, int]:
+    return {"replay/inserted": inserted, "replay/sampled": sampled}
+
+
+def test_the_replay_ratio_of_an_interval_is_that_of_what_came_and_went_in_it():
+    name = "replay/interval_samples_per_insert"
+    assert interval_ratio(counts(1000, 4000), counts(1010, 4020)) == {name: 2.0}  # 3.98 over the whole run
+    assert interval_ratio({}, counts(10, 20)) == {}
+    assert interval_ratio(counts(10, 20), counts(10, 28)) == {}
+    assert interval_ratio(counts(10, 20), counts(4, 8)) == {}
 
 
 class Clock:
@@ -24,6 +41,17 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def test_every_metric_that_the_code_names_is_documented():
+    """Whole runs look at the rest: names that are put together, and endings."""
+    sources = (path.read_text() for path in (ROOT / "seedx").rglob("*.py"))
+    words = (node.value for text in sources for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+    pattern = re.compile(r"(server|batcher|store|queue|replay|learner)/[a-z_]+")
+    names = {word for word in words if isinstance(word, str) and pattern.fullmatch(word)}
+    assert {"replay/lost_upper_bound", "queue/put_wait"} <= names
+    known = documented.metrics()
+    assert not {name for name in names if not known & {name, f"{name}_ms", f"{name}_mean"}}
 
 
 def test_counters_are_totals_with_rates_of_the_interval():

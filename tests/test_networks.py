@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from seedx.config import ConfigError, NetworkConfig
+from seedx.checks import ConfigError
+from seedx.config import NetworkConfig
 from seedx.networks.heads import ActorCritic
 from seedx.networks.network import build_network
 from seedx.networks.torso import as_float
-from seedx.types import ArraySpec, EnvSpec, StepType, TimeStep
+from seedx.types import ArraySpec, EnvSpec, StepType, TimeStep, Unroll
 
 B, ROWS = 3, 6
 ACTION = ArraySpec((), "int64", num_values=3)
@@ -33,14 +34,14 @@ def draw(spec, rng, *leading):
     return (rng.integers(0, 256, shape) if dtype == np.uint8 else rng.normal(size=shape)).astype(dtype)
 
 
-def rollout(spec, seed=0):
-    """Timesteps and actions `[ROWS, B]` with episode starts in the middle."""
+def rollout(spec, seed=0, rows=ROWS):
+    """Timesteps and actions `[rows, B]` with episode starts in the middle, but none in column 0."""
     rng = np.random.default_rng(seed)
-    step_type = np.full((ROWS, B), StepType.MID, np.uint8)
-    step_type[0] = step_type[3, 1] = step_type[4, 2] = StepType.FIRST
-    reward = rng.normal(size=(ROWS, B)).astype(np.float32)
-    observation = jax.tree.map(lambda leaf: draw(leaf, rng, ROWS, B), spec.observation)
-    action = jax.tree.map(lambda leaf: draw(leaf, rng, ROWS, B), spec.action)
+    step_type = np.full((rows, B), StepType.MID, np.uint8)
+    step_type[0] = step_type[3::5, 1] = step_type[4::6, 2] = StepType.FIRST
+    reward = rng.normal(size=(rows, B)).astype(np.float32)
+    observation = jax.tree.map(lambda leaf: draw(leaf, rng, rows, B), spec.observation)
+    action = jax.tree.map(lambda leaf: draw(leaf, rng, rows, B), spec.action)
     return TimeStep(step_type, reward, np.ones_like(reward), observation), action
 
 
@@ -54,16 +55,26 @@ def build(spec, **config):
     params = network.init(jax.random.key(0))
     # The heads start near zero; larger ones show a difference in any input.
     params["policy"]["kernel"] = 100.0 * params["policy"]["kernel"]
-    return network._replace(step=jax.jit(network.step), unroll=jax.jit(network.unroll)), params
+    step, stacked, unroll = map(jax.jit, (network.step, network.stacked, network.unroll))
+    return network._replace(step=step, stacked=stacked, unroll=unroll), params
 
 
-def step_through(network, params, state, timestep, action):
-    outputs = []
-    for t in range(ROWS):
-        (policy, value), state = network.step(params, state, jax.tree.map(lambda x, t=t: x[t], timestep))
-        state = network.remember(state, jax.tree.map(lambda x, t=t: jnp.asarray(x[t]), action))
-        outputs.append((policy, value))
-    return (*map(np.stack, zip(*outputs, strict=True)), state)
+def step_through(network, params, timestep, action):
+    """Policies and values of all rows, and the states before each and after the last."""
+    outputs, states = [], [network.initial_state(B)]
+    for t in range(len(timestep.reward)):
+        output, state = network.step(params, states[-1], jax.tree.map(lambda x, t=t: x[t], timestep))
+        states.append(network.remember(state, jax.tree.map(lambda x, t=t: jnp.asarray(x[t]), action)))
+        outputs.append(output)
+    return (*map(np.stack, zip(*outputs, strict=True)), states)
+
+
+def learned(network, params, state, timestep, action):
+    """What learning makes of the rows of an unroll, some of which lead; `state` is that before the others."""
+    version = np.zeros(timestep.reward.shape, np.int32)
+    unroll = network.stacked(Unroll(timestep, action, {}, version, state._replace(rings=None)))
+    assert unroll.version.shape == unroll.timestep.reward.shape
+    return network.unroll(params, unroll.state, unroll.timestep, unroll.action)
 
 
 @pytest.mark.parametrize(
@@ -80,52 +91,52 @@ def step_through(network, params, state, timestep, action):
 )
 def test_an_unroll_is_its_steps_and_goes_on_from_a_state(spec, config):
     network, params = build(spec, **config)
-    state = network.initial_state(B)
-    for seed in range(2):
-        timestep, action = rollout(SPECS[spec], seed)
-        if seed:  # the second one starts in the middle of episodes
-            timestep.step_type[0] = StepType.MID
-        policy, value, after = step_through(network, params, state, timestep, action)
-        (got_policy, got_value), got_after = network.unroll(params, state, timestep, action)
-        np.testing.assert_allclose(got_policy, policy, atol=2e-5)
-        np.testing.assert_allclose(got_value, value, atol=2e-5)
-        for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(got_after), strict=True):
-            assert a.dtype == b.dtype
+    lead = NetworkConfig(**config).lead
+    timestep, action = rollout(SPECS[spec], rows=lead + 2 * ROWS)
+    policy, value, states = step_through(network, params, timestep, action)
+    for start in (0, ROWS):  # the second one starts in the middle of episodes
+        rows = jax.tree.map(lambda x, start=start: x[start : start + lead + ROWS], (timestep, action))
+        (got_policy, got_value), after = learned(network, params, states[start + lead], *rows)
+        part = slice(start + lead, start + lead + ROWS)
+        np.testing.assert_allclose(got_policy, policy[part], atol=2e-5)
+        np.testing.assert_allclose(got_value, value[part], atol=2e-5)
+        for a, b in zip(jax.tree.leaves(states[part.stop]._replace(rings=None)), jax.tree.leaves(after), strict=True):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
             np.testing.assert_allclose(a, b, atol=2e-5)
-        assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
-        state = after
 
 
 def test_first_forgets_everything_before_it():
     network, params = build("image", lstm=8, previous_action=True, frame_stack=3)
-    timestep, action = rollout(IMAGE)
+    timestep, action = rollout(IMAGE)  # two rows lead
     start = network.initial_state(B)
-    before = np.asarray(network.unroll(params, start, timestep, action)[0][0])  # before its arrays change
+    before = np.asarray(learned(network, params, start, timestep, action)[0][0])  # before its arrays change
     # Everything before row 3 of column 1, the action that the reset ignored and the reward of the FIRST row change.
     other, other_action = rollout(IMAGE, seed=1)
     timestep.observation[:3, 1], action[:3, 1] = other.observation[:3, 1], other_action[:3, 1]
     timestep.reward[:4, 1] += 1.0
-    (after, _), _ = network.unroll(params, start, timestep, action)
-    np.testing.assert_allclose(after[3:, 1], before[3:, 1], atol=1e-6)
-    assert np.abs(after[:3, 1] - before[:3, 1]).max() > 1e-3
+    (after, _), _ = learned(network, params, start, timestep, action)
+    np.testing.assert_allclose(after[1:, 1], before[1:, 1], atol=1e-6)
+    assert np.abs(after[:1, 1] - before[:1, 1]).max() > 1e-3
 
 
-@pytest.mark.parametrize("what", ["action", "reward", "frame"])
+@pytest.mark.parametrize("what", ["action", "reward", "frame", "leading frame"])
 def test_the_past_matters_within_an_episode(what):
     network, params = build("image", lstm=8, previous_action=True, frame_stack=3)
-    timestep, action = rollout(IMAGE)
-    (before, _), _ = network.unroll(params, network.initial_state(B), timestep, action)
+    timestep, action = rollout(IMAGE, rows=2 + ROWS)  # two rows lead
+    (before, _), _ = learned(network, params, network.initial_state(B), timestep, action)
     before = np.asarray(before)  # computed by now: JAX may still read the arrays that change below
     match what:
         case "action":
-            action[1, 0] = (action[1, 0] + 1) % 3
+            action[3, 0] = (action[3, 0] + 1) % 3
         case "reward":
-            timestep.reward[2, 0] = -timestep.reward[2, 0]
+            timestep.reward[4, 0] = -timestep.reward[4, 0]
         case "frame":
-            timestep.observation[2, 0] = 255 - timestep.observation[2, 0]
-    (after, _), _ = network.unroll(params, network.initial_state(B), timestep, action)
+            timestep.observation[4, 0] = 255 - timestep.observation[4, 0]
+        case "leading frame":
+            timestep.observation[0, 0] = 255 - timestep.observation[0, 0]
+    (after, _), _ = learned(network, params, network.initial_state(B), timestep, action)
     moved = np.abs(after - before).max(-1) > 1e-7
-    np.testing.assert_array_equal(moved[:, 0], np.arange(ROWS) >= 2)
+    np.testing.assert_array_equal(moved[:, 0], np.arange(ROWS) >= (0 if what == "leading frame" else 2))
     assert not moved[:, 1:].any()
 
 

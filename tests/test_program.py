@@ -1,6 +1,7 @@
 """The topology of a run."""
 
 import json
+import runpy
 import shlex
 import socket
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seedx import program
+from seedx import cli, program
 from seedx.config import Config
 from seedx.config_file import read_config
 from seedx.program import make_program
@@ -123,6 +124,49 @@ def test_printed_as_text_every_line_is_a_shell_command(capsys):
     learner, actor = capsys.readouterr().out.splitlines()
     assert learner.endswith("-m seedx.run learner --run-dir '/tmp/a b' --listen localhost:1")
     assert actor.startswith("JAX_PLATFORMS=cpu ")
+
+
+def test_printed_tables_are_what_a_server_of_the_run_is_started_with(monkeypatch, capsys):
+    flags = ["--agent", "r2d2", "--env", "Pong-v5", "--table.max-size", "700"]
+    assert program.main([*flags, "--format", "tables"]) == 0
+    printed = capsys.readouterr().out
+    config = cli.parse([*flags, "--replay", "reverb"])
+    monkeypatch.setattr(program.importlib.util, "find_spec", lambda name: True)  # uv is not run here
+    [server] = [role for role in make_program(config, "x", "h:1").roles if role.kind == "replay"]
+    assert printed.strip() == server.command[server.command.index("--config") + 1]
+    [table] = json.loads(printed)
+    assert table["max_size"] == 700
+    assert runpy.run_path(str(program.REVERB_SERVER))["check_table"](table) == table["name"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda table: [table | {"maxsize": 3}], "must be an object with max_diff, max_size"),
+        (lambda table: [table | {"sampler": "priorityzed"}], "sampler 'priorityzed' must be one of fifo"),
+        (lambda table: [table | {"max_size": -3}], "max_size -3 must be of type int and at least 1"),
+        (lambda table: [table | {"min_size": 1.5}], "min_size 1.5 must be of type int"),
+        (lambda table: [table | {"samples_per_insert": 0}], "samples_per_insert 0 must be of type float"),
+        (lambda table: [3], "3 must be an object"),
+        (lambda table: [table, table], "two of one name"),
+        (lambda table: [table], "--checkpoint-dir /dev/null/tables cannot be used"),
+    ],
+)
+def test_a_reverb_server_refuses_wrong_tables_before_it_loads_reverb(monkeypatch, capsys, tmp_path, change, words):
+    assert program.main(["--format", "tables"]) == 0
+    [table] = json.loads(capsys.readouterr().out)
+    tables, directory = change(table), "/dev/null/tables" if "/dev/null" in words else str(tmp_path)
+    flags = ("--port", "0", "--config", json.dumps(tables), "--checkpoint-dir", directory, "--allow-unauthenticated")
+    monkeypatch.setattr(sys, "argv", ["reverb_server.py", *flags])
+    assert runpy.run_path(str(program.REVERB_SERVER))["main"]() == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+
+
+def test_tables_that_cannot_hold_a_batch_are_not_printed(capsys):
+    assert program.main(["--table.max-size", "4", "--format", "tables"]) == 2
+    assert "does not fit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seedx.config import ConfigError, TableConfig
+from seedx.checks import ConfigError
+from seedx.config import TableConfig
 from seedx.replay.rate_limiter import UNBOUNDED, Limits, RateLimiter, limits_for
 
 

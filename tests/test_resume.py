@@ -32,7 +32,7 @@ def make_learner(agent, state, tmp_path, config=CONFIG):
 def feed(learner, batches):
     """Updates on items that were recorded as a replay gives them."""
     mesh = sharding.build_meshes(CONFIG.learner).learner
-    prepare = Batches(Fifo(8), 8, 0.0, mesh, Metrics(), Crew()).prepare
+    prepare = Batches(Fifo(8), CONFIG.learner, 0.0, mesh, Metrics(), Crew()).prepare
     for unroll in batches:
         rows = jax.tree.map(lambda leaf: np.moveaxis(leaf, 1, 0), tuple(unroll[:-1]))
         learner.step(prepare(sample_of(unroll._replace(**dict(zip(unroll._fields[:-1], rows, strict=True))))))

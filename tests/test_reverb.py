@@ -1,9 +1,5 @@
 """Reverb's protocol against its own server and client: pytest -m external tests/test_reverb.py."""
 
-import contextlib
-import json
-import signal
-import socket
 import subprocess
 import threading
 import time
@@ -13,49 +9,37 @@ import grpc
 import jax
 import numpy as np
 import pytest
-from processes import Processes, until
-from reverb_harness import HERE, find_uv, reverb_server, reverb_table
+from processes import until
+from reverb_harness import (
+    HERE,
+    QUEUE,
+    REPLAY,
+    S,
+    find_uv,
+    insert,
+    numbered,
+    numbers_of,
+    reverb_server,
+    reverb_table,
+    table_info,
+)
 
 from seedx.config import TableConfig
 from seedx.replay import reverb_pb2 as pb
+from seedx.replay import reverb_sampler
 from seedx.replay.description import table_description
+from seedx.replay.items import Ragged
 from seedx.replay.replay import ReplayTimeoutError
-from seedx.replay.reverb_client import ReverbClient, ReverbLostError, find_table
-from seedx.replay.reverb_codec import ReverbDataError, layout_of, make_chunk
+from seedx.replay.reverb_client import ReverbClient, compare_table
+from seedx.replay.reverb_codec import ReverbDataError, make_chunk
+from seedx.replay.reverb_decoder import complete_samples, decode
+from seedx.replay.reverb_layout import layout_of
 from seedx.replay.reverb_replay import ReverbReplay
-from seedx.replay.reverb_sampler import complete_samples, decode
 from seedx.types import Unroll
 
 pytestmark = pytest.mark.external
 
-S = 20.0  # within which what is possible happens
-QUEUE = TableConfig(max_size=1000)
-REPLAY = TableConfig(sampler="prioritized", max_size=1000, max_times_sampled=0)
 DTYPES = ("uint8", "int32", "int64", "uint32", "uint64", "float32", "float64", "float16", "bool", "int8")
-
-
-def numbered(*numbers, rows=3):
-    """Unrolls of frames that all hold the unroll's number."""
-    frames = np.array(numbers, np.int64)[:, None, None] + np.zeros((1, rows, 4), np.int64)
-    return Unroll({"frame": frames}, None, None, None, np.array(numbers, np.float32))
-
-
-def numbers_of(sample):
-    numbers = sample.items.timestep["frame"][:, 0, 0].tolist()
-    jax.tree.map(np.testing.assert_array_equal, sample.items, numbered(*numbers))
-    return numbers
-
-
-def insert(replay, *numbers, timeout_s=S, **kwargs):
-    return replay.insert(numbered(*numbers), np.ones(len(numbers)), timeout_s, **kwargs)
-
-
-def table_info(replay_or_address, table="replay"):
-    client = ReverbClient(replay_or_address, 5.0)
-    try:
-        return find_table(client.server_info(), table, client.address)
-    finally:
-        client.close()
 
 
 # ---- the wire
@@ -119,7 +103,7 @@ def sample_raw(client, count, timeout_ms=2000):
 @pytest.fixture
 def client():
     with reverb_server(table_description(REPLAY, 1, "replay")) as address:
-        client = ReverbClient(address, 5.0)
+        client = ReverbClient(address, S)
         yield client
         client.close()
 
@@ -145,7 +129,7 @@ def test_the_sequence_by_which_the_protocol_was_learned(client):
     samples = sample_raw(client, 40)
     assert {sample.info.item.key for sample in samples} == {21, 22}
     for sample in samples:
-        leaves = decode([sample], layouts[sample.info.item.key], "replay")
+        leaves = jax.tree.leaves(decode([sample], layouts[sample.info.item.key], "replay"))
         expected = {21: [observation, action], 22: [action[1:], action[2]]}[sample.info.item.key]
         for leaf, array in zip(leaves, expected, strict=True):
             np.testing.assert_array_equal(leaf[0], array)
@@ -169,6 +153,32 @@ def test_our_own_errors_are_not_taken_for_a_lost_server(client):
         assert caught.value.code() == code
     with pytest.raises(ValueError, match="has no table 'other'; it has replay"):
         ReverbReplay(f"reverb://{client.address}", "other")
+
+
+RATIO = TableConfig("uniform", "lifo", max_size=99, max_times_sampled=7, samples_per_insert=2.0, error_buffer=9.0)
+
+
+@pytest.mark.parametrize("config", [QUEUE, REPLAY, RATIO], ids=["queue", "replay", "ratio"])
+def test_a_server_says_how_its_table_differs(config):
+    wanted = table_description(config, 4, "replay")
+    with reverb_server(wanted) as address:
+        table = table_info(address)
+    assert compare_table(table, wanted) == []
+    other = {
+        "sampler": "heap",
+        "remover": "prioritized",
+        "max_size": 5,
+        "max_times_sampled": 3,
+        "samples_per_insert": 0.5,
+        "min_size": 9,
+        "min_diff": -3.5,
+        "max_diff": 70.5,
+    }
+    for name, value in other.items():
+        (words,) = [words for words in compare_table(table, {**wanted, name: value}) if words.startswith(name)]
+        assert words.endswith(f"instead of {value}")
+    exponents = compare_table(table, {**wanted, "priority_exponent": 0.1})
+    assert exponents == (["priority_exponent 0.6 instead of 0.1"] if config is REPLAY else [])
 
 
 # ---- both ways with Reverb's own client
@@ -245,6 +255,39 @@ def test_we_read_what_reverbs_client_wrote(tmp_path, mode):
     jax.tree.map(assert_bits, sample.items, items)
 
 
+def ragged_items():
+    """Items of 3, 1 and 7 rows, of every dtype."""
+    rows, state = arrays_of_every_dtype(DTYPES)
+    lengths = np.array([3, 1, 7])
+    joined = {name: np.concatenate([leaf[n, :count] for n, count in enumerate(lengths)]) for name, leaf in rows.items()}
+    return Ragged(joined, lengths, state), {**rows, **state, "lengths": lengths}
+
+
+def test_reverbs_client_reads_our_ragged_items(tmp_path):
+    items, _ = ragged_items()
+    with reverb_server(table_description(QUEUE, 1, "replay")) as address:
+        replay = ReverbReplay(f"reverb://{address}", "replay", overlap=1)
+        replay.insert(items, np.ones(3), S, np.array([1, 1, 2]))
+        replay.close()
+        official("read", address, "replay", tmp_path / "read.npz")
+    with np.load(tmp_path / "read.npz") as found:
+        expected = [*jax.tree.leaves(items._replace(lengths=None)), items.lengths]
+        for leaf, other in zip(found.values(), expected, strict=True):
+            assert_bits(leaf, other)
+
+
+def test_we_read_ragged_items_that_reverbs_client_wrote(tmp_path):
+    items, arrays = ragged_items()
+    np.savez(tmp_path / "written.npz", **arrays)
+    example = Ragged(*jax.tree.map(lambda leaf: leaf[:1], (items.rows, np.array([1]), items.state)))
+    with reverb_server(table_description(QUEUE, 1, "replay")) as address:
+        official("write", address, "replay", tmp_path / "written.npz")
+        replay = ReverbReplay(f"reverb://{address}", "replay", example=example)
+        sample = replay.sample(3, S)
+        replay.close()
+    jax.tree.map(assert_bits, sample.items, items)
+
+
 # ---- inserts
 
 
@@ -252,7 +295,7 @@ def test_an_insert_that_timed_out_goes_on_with_the_same_arrays_and_adds_nothing_
     with reverb_table(TableConfig(max_size=4)) as replay:
         items, priorities = numbered(*range(40)), np.ones(40)
         with pytest.raises(ReplayTimeoutError, match=r"40 items were not all .*'replay' holds 4 of 4 items"):
-            replay.insert(items, priorities, 0.2)
+            replay.insert(items, priorities, 3.0)
         taken = []
         for _ in range(3):
             taken += numbers_of(replay.sample(4, S))
@@ -287,14 +330,28 @@ def test_rows_in_common_are_stored_once():
         for n in range(6):
             windows = frames[:, 20 * n : 20 * n + 60]
             replay.insert(Unroll(windows, None, None, None, None), np.ones(4), S, np.arange(4))
-        client = ReverbClient(replay._clients[0].address, 5.0)
+        client = ReverbClient(replay._clients[0].address, S)
         samples = sample_raw(client, 24)
         client.close()
     chunks = {key: chunk.data_uncompressed_size for sample in samples for key, chunk in sample.chunks.items()}
     assert sum(chunks.values()) == 4 * 160 * 1000
-    leaves = [decode([s], layout_of(Unroll(windows, None, None, None, None)), "")[0][0] for s in samples]
+    leaves = [decode([s], layout_of(Unroll(windows, None, None, None, None)), "").timestep[0] for s in samples]
     for i, leaf in enumerate(leaves):
         np.testing.assert_array_equal(leaf, frames[i % 4, 20 * (i // 4) : 20 * (i // 4) + 60])
+
+
+@pytest.mark.parametrize(("max_sources", "rows_sent"), [(1500, 10), (1499, 14)])
+def test_many_sources_share_rows_if_all_of_them_are_remembered(max_sources, rows_sent):
+    frames = np.random.default_rng(1).integers(0, 256, (10, 50), np.uint8)
+    with reverb_table(TableConfig(max_size=4000), overlap=4, max_sources=max_sources) as replay:
+        for start in (0, 3):
+            windows = frames[None, start : start + 7].repeat(1500, 0)
+            replay.insert(Unroll(windows, None, None, None, None), np.ones(1500), S, np.arange(1500))
+        client = ReverbClient(replay._clients[0].address, S)
+        samples = sample_raw(client, 3000)
+        client.close()
+    chunks = {key: chunk.data_uncompressed_size for sample in samples for key, chunk in sample.chunks.items()}
+    assert sum(chunks.values()) == 1500 * rows_sent * 50
 
 
 def test_other_items_are_refused():
@@ -325,6 +382,7 @@ def test_no_more_is_fetched_ahead_than_a_batch():
     with reverb_table(QUEUE, prefetch=True) as replay:
         insert(replay, *range(100))
         assert numbers_of(replay.sample(8, S)) == list(range(8))
+        until(lambda: replay.info()["replay/sampled"] == 16, "what is fetched ahead")
         time.sleep(0.5)
         assert replay.info()["replay/sampled"] == 16
         assert numbers_of(replay.sample(8, S)) == list(range(8, 16))
@@ -335,9 +393,7 @@ def test_closing_waits_for_its_request_which_would_take_the_next_item():
         first = ReverbReplay(f"reverb://{address}", "replay")
         insert(first, 0)
         assert numbers_of(first.sample(1, S)) == [0]
-        started = time.monotonic()
         first.close()
-        assert time.monotonic() - started < 3
         second = ReverbReplay(f"reverb://{address}", "replay")
         insert(second, 1)
         assert numbers_of(second.sample(1, S)) == [1]
@@ -350,15 +406,27 @@ def test_several_servers_are_one_replay():
         replay = ReverbReplay(f"reverb://{first},{second}", "replay", prefetch=False)
         keys = insert(replay, *range(40))
         assert [table_info(address).current_size for address in (first, second)] == [20, 20]
-        sampled = np.concatenate([replay.sample(100, S).keys for _ in range(5)])
+        sampled = np.concatenate([replay.sample(100, S).keys for _ in range(10)])
         assert set(sampled.tolist()) == set(keys.tolist())
         counts = [table_info(address).rate_limiter_info.sample_stats.completed for address in (first, second)]
-        assert counts == [250, 250]
+        assert counts == [500, 500]
         replay.delete(keys[:30])
         assert replay.info()["replay/items"] == 10
         replay.reset()
         assert replay.info()["replay/items"] == 0
         replay.close()
+
+
+def test_probabilities_are_those_of_the_items_of_all_servers_together():
+    table = table_description(TableConfig(sampler="uniform", max_size=1000, max_times_sampled=0), 1, "replay")
+    with reverb_server(table) as first, reverb_server(table) as second:
+        replay = ReverbReplay(f"reverb://{first},{second}", "replay", prefetch=False)
+        insert(replay, *range(40), sources=np.arange(40) % 4 // 3)  # 30 and 10
+        sample = replay.sample(2000, S)  # so that each item is among them, but for once in 10**12
+        replay.close()
+    probabilities = dict(zip(numbers_of(sample), sample.probabilities.tolist(), strict=True))
+    assert probabilities == pytest.approx({n: 1 / 20 if n % 4 == 3 else 1 / 60 for n in range(40)})
+    assert sample.table_size.tolist() == [40] * 2000
 
 
 def test_one_servers_samples_do_until_the_other_has_some():
@@ -372,157 +440,15 @@ def test_one_servers_samples_do_until_the_other_has_some():
         one.close()
 
 
-# ---- lost servers
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def test_a_server_that_is_not_there_is_named():
-    port = free_port()
-    started = time.monotonic()
-    with pytest.raises(ReverbLostError, match=f"localhost:{port} has been gone .*launch/reverb_server.py"):
-        ReverbReplay(f"reverb://localhost:{port}", "replay", give_up_s=1.0)
-    assert 1 < time.monotonic() - started < 10
-
-
-class Launched:
-    """A server of launch/reverb_server.py that can be started again."""
-
-    def __init__(self, processes, *tables):
-        self.processes, self.port, self.directory = processes, free_port(), processes.directory
-        (self.directory / "tables.json").write_text(json.dumps(tables))
-        self.process = None
-
-    def start(self, *flags):
-        command = (find_uv(), "run", "--quiet", "--script", str(HERE.parent / "launch" / "reverb_server.py"))
-        where = ("--port", str(self.port), "--config", "tables.json", "--checkpoint-dir", "tables")
-        self.process = self.processes.start(*command, *where, *flags)
-        return self.process
-
-    def serve(self):
-        process = self.start("--allow-unauthenticated")
-        process.until(lambda: "serving" in process.out, "the server", 300.0)
-        return process
-
-    def kill(self):
-        for process in self.processes.alive():
-            process.kill()
-        self.process.wait()
-
-
-@pytest.fixture
-def launched(tmp_path):
-    with reverb_server(table_description(QUEUE, 1)):  # there is uv, and what it installs
-        pass
-    with Processes(tmp_path) as processes:
-        yield lambda *tables: Launched(processes, *tables)
-
-
-def test_a_server_without_credentials_must_be_asked_for(launched):
-    process = launched(table_description(QUEUE, 1, "replay")).start()
-    assert process.wait(300.0) == 2
-    assert "every interface" in process.err
-    assert "--allow-unauthenticated" in process.err
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_server_that_is_stopped_keeps_everything(launched, number, code):
-    server = launched(table_description(REPLAY, 1, "replay"))
-    assert "empty tables" in server.serve().out
-    replay = ReverbReplay(f"reverb://localhost:{server.port}", "replay", prefetch=False)
-    replay.insert(numbered(*range(30)), np.arange(30.0), S)
-    replay.sample(100, S)
-    assert replay.info()["replay/items"] == 30
-    before = str(table_info(f"localhost:{server.port}"))  # without the fields that we do not know
-    server.process.interrupt(number)
-    assert server.process.wait() == code
-    assert "wrote" in server.process.out
-    with pytest.raises(ReplayTimeoutError, match="does not answer"):
-        insert(replay, 30, timeout_s=0.5)
-    assert replay.info()["replay/items"] == 30  # the last known
-    assert "loading" in server.serve().out
-    assert str(table_info(f"localhost:{server.port}")) == before
-    insert(replay, 31)
-    assert replay.info()["replay/items"] >= 31
-    assert replay.info()["replay/lost_upper_bound"] == 30
-    replay.close()
-
-
-def test_a_server_that_is_killed_at_work_costs_no_more_than_is_counted(launched):
-    server = launched(table_description(TableConfig(max_size=100_000), 1, "replay"))
-    server.serve()
-    replay = ReverbReplay(f"reverb://localhost:{server.port}", "replay", overlap=2, give_up_s=90.0)
-    stop, inserted, taken = threading.Event(), [], []
-
-    def keep_inserting():
-        for start in range(0, 10**9, 10):
-            if stop.is_set():
-                return
-            items = numbered(*range(start, start + 10))
-            while True:
-                try:
-                    replay.insert(items, np.ones(10), 1.0)
-                    break
-                except ReplayTimeoutError:
-                    continue
-            inserted.extend(range(start, start + 10))
-
-    def keep_sampling():
-        while True:
-            try:
-                taken.extend(numbers_of(replay.sample(7, 1.0)))
-            except ReplayTimeoutError:
-                if stop.is_set():
-                    return
-            time.sleep(0.01)  # the queue grows
-
-    with ThreadPoolExecutor() as pool:
-        work = [pool.submit(keep_inserting), pool.submit(keep_sampling)]
-        try:
-            until(lambda: len(taken) > 100, "samples")
-            replay.checkpoint()
-            after = len(inserted)
-            until(lambda: len(inserted) > after + 200, "inserts after the checkpoint")
-            server.kill()
-            time.sleep(1.0)
-            assert "loading" in server.serve().out
-            after = len(taken)
-            until(lambda: len(taken) > after + 300, "samples after the restart")
-        finally:
-            stop.set()
-        for each in work:
-            each.result(120)
-    left = replay.info()
-    replay.close()
-    assert len(taken) == len(set(taken))
-    assert set(taken) <= set(inserted)
-    lost = set(inserted) - set(taken)
-    assert len(lost) - left["replay/items"] - 7 <= left["replay/lost_upper_bound"]
-    assert left["replay/lost_upper_bound"] > 0
-    assert left["replay/duplicates"] > 0  # the checkpoint gave back what had been sampled after it
-
-
-def until_it_is_not_a_timeout(call):
-    started = time.monotonic()
-    while time.monotonic() - started < 15:
-        with contextlib.suppress(ReplayTimeoutError):
-            call()
-            return
-
-
-def test_a_server_that_stays_away_ends_the_run(launched):
-    server = launched(table_description(QUEUE, 1, "replay"))
-    server.serve()
-    replay = ReverbReplay(f"reverb://localhost:{server.port}", "replay", give_up_s=2.0)
-    insert(replay, 1)
-    server.kill()
-    for call in (lambda: replay.sample(8, 1.0), lambda: insert(replay, 1, timeout_s=1.0)):
-        with pytest.raises(ReverbLostError, match=f"localhost:{server.port} has been gone"):
-            until_it_is_not_a_timeout(call)
-    with pytest.raises(ReverbLostError):
-        replay.update_priorities(np.array([1], np.uint64), np.ones(1))
-    replay.close()
+def test_a_server_that_has_none_holds_up_no_batch_but_the_first(monkeypatch):
+    monkeypatch.setattr(reverb_sampler, "_LIMITER_S", 8.0)
+    table = table_description(REPLAY, 1, "replay")
+    with reverb_server(table) as first, reverb_server(table) as second:
+        replay = ReverbReplay(f"reverb://{first},{second}", "replay")
+        insert(replay, *range(16), sources=np.zeros(16, np.int64))  # all in the first
+        replay.sample(16, S)
+        for _ in range(8):
+            assert set(numbers_of(replay.sample(16, 6.0))) <= set(range(16))
+        insert(replay, *range(16, 32), sources=np.ones(16, np.int64))
+        until(lambda: max(numbers_of(replay.sample(16, S))) >= 16, "samples of the second")
+        replay.close()

@@ -13,19 +13,12 @@ from hypothesis import strategies as st
 from seedx.config import TableConfig
 from seedx.replay import reverb_pb2 as pb
 from seedx.replay.description import table_description
-from seedx.replay.reverb_codec import (
-    Column,
-    Layout,
-    ReverbDataError,
-    check_layout,
-    compress,
-    layout_of,
-    make_chunk,
-    read_item,
-)
+from seedx.replay.items import Ragged, number_of
+from seedx.replay.reverb_codec import ReverbDataError, compress, count_rows, make_chunk, read_item
+from seedx.replay.reverb_decoder import Received, complete_samples
+from seedx.replay.reverb_decoder import decode as decode_samples
 from seedx.replay.reverb_encoder import Encoder
-from seedx.replay.reverb_replay import parse_address
-from seedx.replay.reverb_sampler import complete_samples
+from seedx.replay.reverb_layout import Column, Layout, Leaves, check_layout, layout_of, split
 from seedx.replay.reverb_writer import remember
 from seedx.types import TimeStep, Unroll
 
@@ -73,20 +66,18 @@ def parse(item):
 
 
 def decode(items, layout):
-    """Items as leaves [N, ...]."""
-    out = [np.empty((len(items), *column.shape), column.dtype) for column in layout.columns]
-    for n, item in enumerate(items):
-        message, chunks = parse(item)
-        read_item(message.flat_trajectory, chunks, layout, out, n)
-    return jax.tree.unflatten(layout.structure, out)
+    """What was put into items."""
+    return decode_samples(
+        [Received(pb.SampleInfo(item=message), chunks) for message, chunks in map(parse, items)], layout, "t"
+    )
 
 
-def encode(unrolls, encoder, sources=None):
-    layout, leaves = layout_of(unrolls), jax.tree.leaves(unrolls)
-    count = len(leaves[0])
-    sources = [None] * count if sources is None else sources
-    keys = encoder.keys(count)
-    return [encoder.encode(layout, leaves, n, keys[n], 1.0, sources[n]) for n in range(count)], layout
+def encode(items, encoder, sources=None):
+    layout = layout_of(items)
+    parts = list(split(items, layout))
+    sources = [None] * len(parts) if sources is None else sources
+    keys = encoder.keys(len(parts))
+    return [encoder.encode(layout, *each, 1.0, s) for *each, s in zip(parts, keys, sources, strict=True)], layout
 
 
 def test_messages_have_reverbs_numbers():
@@ -107,7 +98,7 @@ def test_messages_have_reverbs_numbers():
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_dtype_comes_back_bit_by_bit(name):
     unrolls = make_unrolls(np.random.default_rng(3), 3, 4, (name,))
-    items, layout = encode(unrolls, Encoder("t", 0))
+    items, layout = encode(unrolls, Encoder("t", 0, 8))
     assert_same(decode(items, layout), unrolls)
 
 
@@ -118,7 +109,7 @@ def test_bytes_are_little_endian_in_c_order():
 
 def test_trees_that_are_no_unrolls_have_columns_of_one_row():
     tree = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.arange(2), "none": None}
-    items, layout = encode(tree, Encoder("t", 0))
+    items, layout = encode(tree, Encoder("t", 0, 8))
     assert [(c.name, c.squeeze, c.shape) for c in layout.columns] == [("['a']", True, ()), ("['b']", True, (3,))]
     assert_same(decode(items, layout), tree)
 
@@ -129,7 +120,7 @@ def test_overlapping_rows_are_sent_once(rows, data):
     period, count = rows - overlap, data.draw(st.integers(1, 5))
     rng = np.random.default_rng(rows)
     frames = rng.integers(0, 256, ((count - 1) * period + rows, 2), dtype=np.uint8)
-    encoder, sent = Encoder("t", overlap), {}
+    encoder, sent = Encoder("t", overlap, 8), {}
     for i in range(count):
         own = frames[i * period : i * period + rows]
         other = rng.integers(0, 256, own.shape, dtype=np.uint8)  # a source without a past comes in between
@@ -148,15 +139,33 @@ def test_overlapping_rows_are_sent_once(rows, data):
 def test_remembered_sources_are_bounded():
     tails = OrderedDict()
     for source in [*range(1024), 0, 5000, 5001]:
-        remember(tails, source, f"tail {source}")
+        remember(tails, source, f"tail {source}", 1024)
     assert len(tails) == 1024
     assert tails[0] == "tail 0"
     assert not {1, 2} & tails.keys()
 
 
+@pytest.mark.parametrize(("max_sources", "sent"), [(2048, 3), (2047, 5)])
+def test_sources_that_take_turns_share_their_rows_if_all_of_them_are_remembered(max_sources, sent):
+    encoder, known = Encoder("t", 2, max_sources), set()
+    for start in (0, 3):
+        frames = np.arange(start, start + 5, dtype=np.uint8)[None].repeat(2048, 0)
+        items, _ = encode(Unroll(frames, None, None, None, None), encoder, range(2048))
+        rows = [sum(chunk.rows for chunk in item.chunks if chunk.key not in known) for item in items]
+        assert set(rows) == {sent if start else 5}
+        known = {chunk.key for item in items for chunk in item.tail}
+
+
 # ---- reading what others wrote
 
 LAYOUT = Layout(jax.tree.structure([0]), (Column("[0]", np.dtype(np.int16), (3, 2), squeeze=False),), 3)
+
+
+RAGGED = Layout(
+    jax.tree.structure(Leaves([0], None)),
+    (Column(".rows[0]", np.dtype(np.int16), (None, 2), squeeze=False),),
+    None,
+)
 
 
 def chunk_of(array, key=1, delta=False):
@@ -174,10 +183,12 @@ def trajectory(*slices, squeeze=False):
 
 
 def read(message, chunks, layout=LAYOUT):
-    out = [np.zeros((2, *column.shape), column.dtype) for column in layout.columns]
-    read_item(message, {chunk.chunk_key: chunk for chunk in chunks}, layout, out, 1)
+    by_key = {chunk.chunk_key: chunk for chunk in chunks}
+    count = count_rows(message, by_key, layout)
+    out = [np.zeros((count + 1, *column.row_shape), column.dtype) for column in layout.columns]
+    read_item(message, by_key, layout, [array[1:] for array in out])
     assert not out[0][0].any()
-    return out[0][1]
+    return out[0][1:]
 
 
 @given(st.data())
@@ -215,6 +226,12 @@ def damaged(**fields):
     return chunk
 
 
+def flat(array):
+    chunk = chunk_of(array)
+    chunk.data.tensors[0].tensor_shape.Clear()
+    return chunk
+
+
 @pytest.mark.parametrize(
     ("message", "chunk", "words"),
     [
@@ -222,10 +239,12 @@ def damaged(**fields):
         (trajectory((1, 0, 3, 0)), chunk_of(GOOD.reshape(3, 2, 1)), "are int16\\[3, 2, 1\\]"),
         (trajectory((1, 0, 3, 0)), chunk_of(GOOD[:, :1]), "are int16\\[3, 1\\]"),
         (trajectory((1, 0, 3, 0)), damaged(dtype=7), "dtype number 7"),
+        (trajectory((1, 0, 3, 0)), flat(GOOD), "are int16\\[\\]"),
         (trajectory((1, 0, 2, 0)), chunk_of(GOOD), "has \\[2\\] rows"),
         (trajectory((1, 1, 3, 0)), chunk_of(GOOD), "rows 1 to 4 of a chunk of 3 rows"),
         (trajectory((1, -1, 3, 0)), chunk_of(GOOD), "rows -1 to 2"),
-        (trajectory((1, 0, 4, 0), (1, 0, -1, 0)), chunk_of(GOOD), "has \\[4, -1\\] rows"),
+        (trajectory((1, 0, 3, 0), (1, 2, 0, 0)), chunk_of(GOOD), "rows 2 to 2"),
+        (trajectory((1, 0, 4, 0), (1, 0, -1, 0)), chunk_of(GOOD), "has rows 0 to 4 of a chunk of 3 rows"),
         (trajectory((2, 0, 3, 0)), chunk_of(GOOD), "tensor 0 of chunk 2 did not come"),
         (trajectory((1, 0, 3, 1)), chunk_of(GOOD), "tensor 1 of chunk 1 did not come"),
         (trajectory((1, 0, 3, -1)), chunk_of(GOOD), "tensor -1 of chunk 1 did not come"),
@@ -248,29 +267,42 @@ def test_a_chunk_cannot_make_us_reserve_more_than_it_can_hold():
         read(trajectory((1, 5, 3, 0)), [chunk])
 
 
+def test_rows_of_no_bytes_are_no_way_around_that():
+    layout = Layout(RAGGED.structure, (Column("x", np.dtype(np.int16), (None, 0), squeeze=False),), None)
+    empty = np.zeros((3, 0), np.int16)
+    assert read(trajectory((1, 1, 2, 0)), [chunk_of(empty)], layout).shape == (2, 0)
+    chunk = chunk_of(empty)
+    chunk.data.tensors[0].tensor_shape.dim[0].size = 2**62
+    with pytest.raises(ReverbDataError, match="of a chunk of 4611686018427387904 rows"):
+        read(trajectory((1, 1, 2, 0)), [chunk], layout)
+
+
 def test_the_number_of_columns_must_agree():
-    with pytest.raises(ReverbDataError, match="has 0 columns instead of 1"):
+    with pytest.raises(ReverbDataError, match=r"has 0 columns instead of 1: \[0\] int16\[3, 2\]"):
         read(pb.FlatTrajectory(), [])
 
 
-@given(st.integers(0, 10_000), st.integers(1, 255))
-def test_no_damage_does_worse_than_an_error(place, flip):
+@pytest.mark.parametrize("layout", [LAYOUT, RAGGED])
+@given(place=st.integers(0, 10_000), flip=st.integers(1, 255))
+def test_no_damage_does_worse_than_an_error(layout, place, flip):
     response = pb.SampleStreamResponse()
     entry = response.entries.add(end_of_sequence=True, data=[chunk_of(GOOD, 1), chunk_of(GOOD, 2, delta=True)])
     entry.info.item.flat_trajectory.CopyFrom(trajectory((1, 0, 1, 0), (2, 0, 2, 0)))
     raw = bytearray(response.SerializeToString())
 
     def rows_read():
-        out, samples = [np.zeros((1, 3, 2), np.int16)], 0
-        for sample in complete_samples([pb.SampleStreamResponse.FromString(bytes(raw))]):
-            read_item(sample.info.item.flat_trajectory, sample.chunks, LAYOUT, out, 0)
-            samples += 1
-        return samples
+        samples = list(complete_samples([pb.SampleStreamResponse.FromString(bytes(raw))]))
+        items = decode_samples(samples, layout, "t")
+        return number_of(items)
 
     assert rows_read() == 1
     raw[place % len(raw)] ^= flip
     with contextlib.suppress(ReverbDataError, DecodeError):  # and nothing else
         assert rows_read() <= 1
+    cut = bytes(raw[: place % len(raw)])
+    raw[:] = cut
+    with contextlib.suppress(ReverbDataError, DecodeError):
+        assert rows_read() == 0
 
 
 def test_samples_are_put_together_from_entries_and_messages():
@@ -289,6 +321,85 @@ def test_samples_are_put_together_from_entries_and_messages():
     assert samples == [(1, [1]), (2, [2, 3]), (3, [4])]
     with pytest.raises(ReverbDataError, match="without its item"):
         list(complete_samples([pb.SampleStreamResponse(entries=[entry(end=True)])]))
+
+
+# ---- ragged items
+
+
+def make_ragged(rng, lengths, names=("uint8", "bfloat16"), state=True):
+    total = int(np.sum(lengths))
+    rows = {name: random_array(rng, name, total, *shape) for name, shape in zip(names, [(3, 2), ()], strict=False)}
+    other = {"x": random_array(rng, "float32", len(lengths), 5), "y": (random_array(rng, "int64", len(lengths)),)}
+    return Ragged(rows, np.asarray(lengths, np.int64), other if state else None)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    names=st.lists(st.sampled_from(DTYPES), min_size=1, max_size=2, unique=True),
+    state=st.booleans(),
+    sources=st.booleans(),
+)
+def test_ragged_items_come_back_bit_by_bit(lengths, names, state, sources):
+    items = make_ragged(np.random.default_rng(len(lengths)), lengths, names, state)
+    encoder = Encoder("t", 5, 8)  # they share nothing all the same
+    encoded, layout = encode(items, encoder, [3] * len(lengths) if sources else None)
+    assert layout.rows is None
+    assert_same(decode(encoded, layout), items)
+    assert not any(item.tail for item in encoded)
+    assert len({chunk.key for item in encoded for chunk in item.chunks}) == len(lengths) * (1 + state)
+
+
+def test_ragged_items_without_rows_or_with_leaves_that_disagree_are_refused():
+    good = make_ragged(np.random.default_rng(1), [2, 3])
+    for wrong, words in [
+        (good._replace(rows={}), "need a leaf in `rows`"),
+        (good._replace(lengths=np.array([2, 2])), r"rows\['bfloat16'\] has shape \[5\], but must begin with 4"),
+        (good._replace(lengths=np.array([5, 0])), "from 1"),
+        (good._replace(rows={"x": np.array(list("abcde"))}), "<U1; Reverb takes"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            layout_of(wrong)
+
+
+def test_rows_may_vary_and_nothing_else():
+    rng = np.random.default_rng(1)
+    expected = layout_of(make_ragged(rng, [2, 3]))
+    check_layout(layout_of(make_ragged(rng, [7])), expected)
+    wider = make_ragged(rng, [2])
+    wider.rows["uint8"] = wider.rows["uint8"][:, :, :1]
+    for other, words in [
+        (wider, r"\.rows\['uint8'\] of the new items is uint8\[rows, 3, 1\], .* uint8\[rows, 3, 2\]; .*Use another"),
+        (make_ragged(rng, [2], ("int8", "bfloat16")), r"rows\['int8'\]"),
+        (make_ragged(rng, [2], state=False), "new items are PyTreeDef"),
+        (make_unrolls(rng, 2, 4), r"uint8\[4\], but the table's items have \.rows\['bfloat16'\], bfloat16\[rows\]"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            check_layout(layout_of(other), expected)
+
+
+def test_ragged_columns_that_disagree_are_refused():
+    columns = [Column(name, np.dtype(np.int16), (None, 2), squeeze=False) for name in ("a", "b")]
+    layout = Layout(jax.tree.structure(Leaves([0, 0], None)), tuple(columns), None)
+    message = trajectory((1, 0, 3, 0))
+    message.columns.extend(trajectory((1, 0, 2, 0)).columns)
+    with pytest.raises(ReverbDataError, match=r"equally many rows, not \{'a': 3, 'b': 2\}"):
+        read(message, [chunk_of(GOOD)], layout)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (trajectory(*[(1, 0, 3, 0)] * 1000), "it has 3000 rows, and its chunks 3"),
+        (trajectory(), "it has 0 rows, and its chunks 0"),
+        (trajectory((1, 0, 2**31 - 1, 0)), "rows 0 to 2147483647 of a chunk of 3 rows"),
+        (trajectory((1, 0, 2, 0), (2, 0, 2**28, 0)), "5 compressed bytes hold 1073741824 bytes"),
+    ],
+)
+def test_a_ragged_item_has_no_more_rows_than_came_with_it(message, words):
+    huge = damaged(tensor_content=b"\x80\x80\x80\x80\x04")  # says 2**30 bytes
+    huge.chunk_key, huge.data.tensors[0].tensor_shape.dim[0].size = 2, 2**28
+    with pytest.raises(ReverbDataError, match=f"column .rows\\[0\\], expected as int16\\[rows, 2\\]: .*{words}"):
+        read(message, [chunk_of(GOOD), huge], RAGGED)
 
 
 # ---- layouts and addresses
@@ -316,18 +427,6 @@ def test_leaves_that_do_not_fit_together_are_refused():
         layout_of(Unroll(np.zeros((2,)), None, None, None, None))
     with pytest.raises(ValueError, match="<U1; Reverb takes float32"):
         layout_of({"a": np.array(["x"])})
-
-
-@pytest.mark.parametrize(
-    "address", ["localhost:1", "reverb://", "reverb://localhost", "reverb://a:1,b", "reverb://a:1,"]
-)
-def test_addresses_are_checked(address):
-    with pytest.raises(ValueError, match="must be reverb://host:port"):
-        parse_address(address)
-
-
-def test_addresses():
-    assert parse_address("reverb://a:1,b.c:22") == ["a:1", "b.c:22"]
 
 
 def test_a_servers_table_is_complete():

@@ -74,6 +74,38 @@ def test_acting_counts_the_steps_of_its_rows_alone(policy):
     assert output.action.shape == (4,)
 
 
+class Counting(Impala):
+    """IMPALA with a state of two parts, of which all that it says goes with unrolls."""
+
+    def initial_state(self, batch_size):
+        return {"rows": np.zeros(batch_size, np.int32), "twice": np.zeros(batch_size, np.int32)}
+
+    def act(self, params, state, timestep, keys, settings):
+        action, _, extras = super().act(params, super().initial_state(0), timestep, keys, settings)
+        return action, {"rows": state["rows"] + 1, "twice": state["twice"] + 2}, extras
+
+
+class Whole(Counting):
+    unroll_state = None
+
+
+class Half(Counting):
+    def unroll_state(self, state):
+        return {"rows": state["rows"]}
+
+
+@pytest.mark.parametrize(("kind", "parts"), [(Whole, {"rows": 1, "twice": 2}), (Half, {"rows": 1})])
+def test_the_state_before_a_row_comes_out_as_far_as_the_agent_says_it_goes_with_unrolls(kind, parts):
+    config = make_config()
+    agent, mesh = kind(config, VECTOR), sharding.build_meshes(config.learner).inference
+    policy, row = step.make_policy_step(agent, S, jax.random.key(1), mesh), Script(VECTOR, [1, 2]).row(0)
+    tables, slots, params = policy.tables, np.array([4, 1], np.int32), agent.init(jax.random.key(0))
+    for t in range(2):
+        tables, output = policy.act(params, tables, slots, row)
+        assert jax.tree.map(lambda leaf: leaf.tolist(), output.state) == {k: [t * n] * 2 for k, n in parts.items()}
+    assert jax.tree.map(lambda leaf: leaf[slots].tolist(), tables.state) == {"rows": [2, 2], "twice": [4, 4]}
+
+
 @given(st.integers(1, 3000), st.integers(1, 64), st.sampled_from([1, 2, 8]))
 def test_sizes_hold_every_batch_are_few_and_do_not_pad_large_batches_much(max_rows, smallest, multiple):
     sizes = step.bucket_sizes(max_rows, smallest, multiple)

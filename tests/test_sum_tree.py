@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seedx.replay.sum_tree import MAX_VALUE, SumTree
+from seedx.replay.sum_tree import MAX_VALUE, SumTree, bytes_of
 
 # Up to one, two and three levels below the root, full rows and not.
 CAPACITIES = [1, 2, 15, 16, 17, 300, 4096 * 16, 4096 * 16 + 1, 4096 * 256 + 3]
@@ -97,6 +97,7 @@ def test_the_chi_square_test_sees_wrong_draws():
     assert abs(chi_square(counts, probabilities)) > 4
 
 
-def test_the_memory_is_counted():
-    tree = SumTree(1_000_000)
-    assert 8_000_000 < tree.nbytes < 9_000_000
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_the_memory_is_known_before_there_is_a_tree(capacity):
+    tree = SumTree(capacity)
+    assert bytes_of(capacity) == sum(array.nbytes for array in (*tree._levels, tree._root, tree._running))

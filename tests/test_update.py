@@ -197,7 +197,7 @@ def make_learner(tmp_path, devices=1, **state):
     weights, metrics = WeightStore(), Metrics()
     start = initial_state(Regression(), CONFIG, mesh(devices), 3)._replace(**state)
     learner = Learner(Regression(), CONFIG, meshes(devices), start, weights, metrics, 0, tmp_path)
-    batches = Batches(Fifo(100), B, 0.0, mesh(devices), metrics, Crew())
+    batches = Batches(Fifo(100), CONFIG, 0.0, mesh(devices), metrics, Crew())
     return learner, weights, metrics, batches
 
 
@@ -236,6 +236,29 @@ def test_a_learner_publishes_what_it_learned(tmp_path, devices):
     assert np.isfinite(row["learner/loss"])
 
 
+def test_rows_before_those_that_are_trained_on_count_neither_as_steps_nor_as_lag(tmp_path):
+    learner, _, metrics, batches = make_learner(tmp_path, updates=9)
+    unroll = random_unroll(B, 3 + T)  # three rows lead, or warm up a state
+    unroll.version[3:] = 5
+    batch = batches.prepare(as_sample(unroll))
+    assert batch.env_steps == transition_mask(unroll.timestep.step_type[3:]).sum()
+    learner.step(batch)
+    assert metrics.snapshot()["learner/lag_updates_mean"] == 4.0
+
+
+def test_rows_that_a_later_learner_acted_for_are_counted_and_not_taken_for_young(tmp_path):
+    learner, _, metrics, batches = make_learner(tmp_path, updates=9)
+    unroll = random_unroll(B, T)
+    unroll.version[:] = 5
+    unroll.version[1, 0] = 5000  # two items of a table that another learner filled, or this one before it was resumed
+    unroll.version[:, 1] = 5000
+    learner.step(batches.prepare(as_sample(unroll)))
+    row = metrics.snapshot()
+    assert row["learner/newer_items"] == 2
+    assert row["learner/lag_updates_mean"] == np.mean([4 * (T - 1) / T, 0, *[4] * (B - 2)])
+    assert row["learner/lag_updates_max"] == 4
+
+
 def test_two_learners_are_alike_bit_for_bit(tmp_path):
     results = []
     for _ in range(2):
@@ -272,7 +295,7 @@ def test_a_non_finite_update_is_an_error_that_keeps_its_batch(tmp_path):
 
 def test_batches_come_from_the_replay_in_order(tmp_path):
     fifo, metrics, crew = Fifo(100), Metrics(), Crew()
-    batches = Batches(fifo, 4, 0.0, mesh(), metrics, crew)
+    batches = Batches(fifo, dataclasses.replace(CONFIG, batch_size=4), 0.0, mesh(), metrics, crew)
     assert batches.next(0.01) is None
     batches.start()
     for i in range(3):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from seedx.config import Config, ConfigError
+from seedx.checks import ConfigError
+from seedx.config import Config
 from seedx.imports import load
 from seedx.types import Agent, EnvSpec
 

@@ -32,6 +32,10 @@ class Impala:
         """State before the first row, `[B, ...]` leaves; a plain MLP has none."""
         return self._network.initial_state(batch_size)
 
+    def unroll_state(self, state: NetworkState) -> NetworkState:
+        """All but the frames before, which are in the rows that lead an unroll."""
+        return state._replace(rings=None)
+
     def act(
         self, params: PyTree, state: NetworkState, timestep: TimeStep, keys: Key[Array, "B"], settings: Settings
     ) -> tuple[PyTree, NetworkState, dict[str, Float[Array, "B"]]]:
@@ -57,6 +61,7 @@ class Impala:
         No gradient flows through targets, advantages or importance weights. The metrics are summed likewise.
         """
         del target_params, weights, key  # every unroll counts alike and once; nothing is drawn
+        unroll = self._network.stacked(unroll)
         config, timestep = self._config, unroll.timestep
         mask = transition_mask(timestep.step_type)
         (parameters, values), _ = self._network.unroll(params, unroll.state, timestep, unroll.action)

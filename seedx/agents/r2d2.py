@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from seedx.config import Config, require
+from seedx.checks import require
+from seedx.config import Config
 from seedx.learner.double_q import mixed_priorities, n_step_returns
 from seedx.learner.losses import masked_sum
 from seedx.learner.rescaling import rescale, unscale
@@ -23,13 +24,15 @@ class R2D2:
     initial priorities are made of them.
     """
 
+    _trained = slice(None)  # which of the rows after the burn-in are trained on
+
     def __init__(self, config: Config, spec: EnvSpec) -> None:
         require(
             config.learner.target_period > 0,
             f"learner.target_period (0) must be positive: agent {config.agent!r} needs a target network.",
         )
         self._config = config.r2d2
-        self._burn_in = config.learner.burn_in
+        self._lead, self._burn_in = config.network.lead, config.learner.burn_in
         self._network = build_network(config.network, spec, DuelingQ)
         self._num_actions = num_discrete_actions(spec)
         self._action_dtype = jax.dtypes.canonicalize_dtype(spec.action.dtype)
@@ -41,6 +44,10 @@ class R2D2:
     def initial_state(self, batch_size: int) -> NetworkState:
         """State before the first row, `[B, ...]` leaves."""
         return self._network.initial_state(batch_size)
+
+    def unroll_state(self, state: NetworkState) -> NetworkState:
+        """All but the frames before, which are in the rows that lead an unroll."""
+        return state._replace(rings=None)
 
     def act(
         self, params: PyTree, state: NetworkState, timestep: TimeStep, keys: Key[Array, "B"], settings: Settings
@@ -54,7 +61,7 @@ class R2D2:
         powers = 1 + (self._config.epsilon_power - 1) * settings.rank
         epsilon = jnp.where(settings.greedy, 0.0, self._config.epsilon**powers)
         action = jax.vmap(_explore)(keys, epsilon, q).astype(self._action_dtype)
-        extras = {"q": _chosen(q, action), "max_q": jnp.max(q, axis=-1)}
+        extras = {"q": chosen(q, action), "max_q": jnp.max(q, axis=-1)}
         return action, self._network.remember(state, action), extras
 
     def loss(
@@ -70,18 +77,17 @@ class R2D2:
         Target and errors carry no gradient but through Q(x_t, a_t).
         """
         del key  # nothing is drawn
-        q = self._values(params, unroll)
-        target_q = self._values(target_params, unroll)
-        trained = jax.tree.map(lambda leaf: leaf[self._burn_in :], unroll._replace(state=None))
-        executed = transition_mask(trained.timestep.step_type)
-        best = jnp.argmax(q, axis=-1)
-        targets = self._targets(trained.timestep, _chosen(target_q, best), executed)
-        mask = self._trained(executed)
-        errors = jnp.where(mask, jax.lax.stop_gradient(targets) - _chosen(q[:-1], trained.action[:-1]), 0.0)
+        unroll = self._network.stacked(unroll)
+        q, values = self._values(params, target_params, unroll)
+        rows = jax.tree.map(lambda leaf: leaf[self._burn_in :], unroll._replace(state=None))
+        executed = transition_mask(rows.timestep.step_type)
+        targets = jax.lax.stop_gradient(self._targets(rows.timestep, values, executed)[self._trained])
+        mask = executed[self._trained]
+        errors = jnp.where(mask, targets - chosen(q, rows.action[:-1][self._trained]), 0.0)
         loss = 0.5 * masked_sum(weights[None] * jnp.square(errors), mask)
         metrics = {
             "td_error": masked_sum(jnp.abs(errors), mask),
-            "value": masked_sum(jnp.max(q[:-1], axis=-1), mask),
+            "value": masked_sum(jnp.max(q, axis=-1), mask),
             "target": masked_sum(targets, mask),
             "importance_weight": masked_sum(jnp.broadcast_to(weights[None], mask.shape), mask),
         }
@@ -90,18 +96,22 @@ class R2D2:
 
     def initial_priorities(self, unrolls: Unroll) -> Float[np.ndarray, "N"]:
         """From the values that acting kept: the acting network stands in for both the online and the target one."""
-        rows = jax.tree.map(lambda leaf: np.moveaxis(leaf, 1, 0)[self._burn_in :], (unrolls.timestep, unrolls.extras))
-        timestep, extras = rows
+        start = self._lead + self._burn_in
+        rows = unrolls.timestep._replace(observation=None), unrolls.extras
+        timestep, extras = jax.tree.map(lambda leaf: np.moveaxis(leaf, 1, 0)[start:], rows)
         executed = transition_mask(timestep.step_type)
-        errors = self._targets(timestep, extras["max_q"], executed) - extras["q"][:-1]
-        return mixed_priorities(errors, self._trained(executed), self._config.priority_eta).astype(np.float32)
+        errors = (self._targets(timestep, extras["max_q"], executed) - extras["q"][:-1])[self._trained]
+        return mixed_priorities(errors, executed[self._trained], self._config.priority_eta).astype(np.float32)
 
-    def _trained(self, executed: Any) -> Any:
-        """Which of the executed rows `[T, B]` after the burn-in are trained on: all."""
-        return executed
+    def _values(
+        self, params: PyTree, target_params: PyTree, unroll: Unroll
+    ) -> tuple[Float[Array, "T B A"], Float[Array, "T+1 B"]]:
+        """Q of the rows of a stacked unroll that are trained on, and the values that these may bootstrap from."""
+        q = self._q(params, unroll)
+        return q[:-1], chosen(self._q(target_params, unroll), jnp.argmax(q, axis=-1))
 
-    def _values(self, params: PyTree, unroll: Unroll) -> Float[Array, "T B A"]:
-        """Q of the rows after the burn-in, which starts from the stored state and carries no gradient."""
+    def _q(self, params: PyTree, unroll: Unroll) -> Float[Array, "T B A"]:
+        """Q of a stacked unroll after the burn-in, which starts from the stored state and carries no gradient."""
         state = unroll.state
         if self._burn_in:
             before = jax.tree.map(lambda leaf: leaf[: self._burn_in], (unroll.timestep, unroll.action))
@@ -128,6 +138,6 @@ def _explore(key: Key[Array, ""], epsilon: Float[Array, ""], q: Float[Array, "A"
     return jnp.where(jax.random.uniform(key_whether) < epsilon, any_action, jnp.argmax(q, axis=-1))
 
 
-def _chosen(q: Float[Array, "*B A"], action: Array) -> Float[Array, "*B"]:
+def chosen(q: Float[Array, "*B A"], action: Array) -> Float[Array, "*B"]:
     """Q(x, a) of one action a row."""
     return jnp.take_along_axis(q, action[..., None].astype(jnp.int32), axis=-1)[..., 0]

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from seedx.config import Config, ConfigError
+from seedx.checks import ConfigError
+from seedx.config import Config
 from seedx.envs.vectorize import ObservationError
 from seedx.inference.client import Connection, Finished, GroupStream, ServerLostError
 from seedx.inference.wire import WireError

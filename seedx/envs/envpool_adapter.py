@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import optree
 
-from seedx.config import AtariConfig, Config, ConfigError
+from seedx.checks import ConfigError
+from seedx.config import AtariConfig, Config
 from seedx.envs.specs import bounded, categorical
 from seedx.types import ArraySpec, EnvSpec, StepType, TimeStep, Tree
 

@@ -8,8 +8,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from seedx.config import ConfigError
+from seedx.checks import ConfigError, require
 from seedx.envs.specs import bounded, categorical
+from seedx.specs import leaves
 from seedx.types import ArraySpec, EnvSpec, StepType, TimeStep, Tree
 
 
@@ -23,11 +24,16 @@ class GymnasiumEnv:
         """Takes the environment over; its first reset is seeded.
 
         Raises:
-            ConfigError: a space cannot be described.
+            ConfigError: a space cannot be described, or the observation's holds nothing.
         """
         self._env = env
         self._seed: int | None = seed
         observation = space_spec(env.observation_space, "observation_space")
+        require(
+            any(0 not in leaf.shape for _, leaf in leaves(observation)),
+            f"observation_space of {env_id} is {env.observation_space}, which holds no values; the network needs at "
+            "least one.",
+        )
         self.spec = EnvSpec(env_id, observation, space_spec(env.action_space, "action_space"))
 
     def reset(self) -> TimeStep:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from seedx.config import Config, ConfigError
+from seedx.checks import ConfigError
+from seedx.config import Config
 from seedx.imports import load
 from seedx.types import Env, EnvSpec
 

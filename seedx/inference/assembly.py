@@ -10,7 +10,7 @@ import numpy as np
 
 from seedx.inference import step, wire
 from seedx.inference.batcher import Batch
-from seedx.inference.frontend import Request
+from seedx.inference.request import Request
 from seedx.types import EnvSpec, StepType, TimeStep
 
 

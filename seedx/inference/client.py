@@ -1,12 +1,20 @@
 """The actor's side of the wire: says hello, opens a stream for each environment group, asks for actions.
 
-NumPy and grpc only; actors must not import jax.
+NumPy and grpc only; actors must not import jax. Run as a program it asks a decode server, see `decode_client`.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    # From here on, for Ctrl-C while modules load would otherwise show a traceback. The server notices that we are gone.
+    signal.signal(signal.SIGINT, lambda *_: (os.write(2, b"\n"), os._exit(128 + signal.SIGINT)))
+
 import itertools
 import queue
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +23,8 @@ import grpc
 import optree
 
 from seedx import specs
-from seedx.config import ConfigError, InferenceConfig
+from seedx.checks import ConfigError
+from seedx.config import InferenceConfig
 from seedx.inference import policy_pb2 as pb
 from seedx.inference import security, wire
 from seedx.types import EnvSpec, TimeStep, Tree
@@ -196,3 +205,9 @@ def _explain(error: grpc.RpcError, address: str) -> Exception:
     if code in _MISFITS:
         return ConfigError(f"the policy server at {address} refuses this actor ({code.name}): {details}")
     return RejectedError(f"the policy server at {address} rejects this actor's messages ({code.name}): {details}")
+
+
+if __name__ == "__main__":
+    from seedx.inference import decode_client
+
+    sys.exit(decode_client.main(sys.argv[1:]))

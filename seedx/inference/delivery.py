@@ -19,13 +19,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from seedx.config import Config, ConfigError
+from seedx.checks import ConfigError
+from seedx.config import Config
 from seedx.inference import step
 from seedx.inference.batcher import Batch
-from seedx.inference.frontend import Request
+from seedx.inference.request import Request
 from seedx.inference.streams import Refused, Stream
 from seedx.inference.unrolls import FinishedUnrolls, UnrollStore
 from seedx.metrics import EpisodeStats, Metrics
+from seedx.replay.patience import Patience
 from seedx.replay.replay import Replay, ReplayTimeoutError
 from seedx.threads import Crew
 from seedx.types import Agent, EnvSpec, PrioritizedAgent, TimeStep, Unroll, transition_mask
@@ -106,6 +108,7 @@ class Delivery:
         self._timestep = timestep
         self._release = release
         self._metrics = metrics
+        self._patience = Patience("acting")
         self._crew = crew
         self._deliver: Deliver = lambda _: None
         self._in_flight: queue.SimpleQueue[InFlight] = queue.SimpleQueue()  # bounded by the batcher's places
@@ -113,7 +116,7 @@ class Delivery:
         self._inserting: queue.SimpleQueue[tuple[_Items, list[tuple[Request, bytes]]]] = queue.SimpleQueue()
         self._withheld: set[Stream] = set()
         self._lock = threading.Lock()  # guards `_withheld`
-        self._unrolls = UnrollStore(config.num_slots, config.learner.rows - 1, config.learner.stride)
+        self._unrolls = UnrollStore(config.num_slots, config.unroll_rows, config.learner.stride, config.network.lead)
         window = config.metrics.return_window
         self.episodes = EpisodeStats(config.num_slots, window=window, state=episodes)
         self.eval_episodes = EpisodeStats(config.num_slots, window=window)
@@ -240,9 +243,7 @@ class Delivery:
                 continue
             started = time.monotonic()
             if self._insert_items(items):
-                waited_s = time.monotonic() - started
-                self._metrics.count("store/paced_s", waited_s)
-                self._metrics.time("queue/put_wait", waited_s)
+                self._metrics.time("queue/put_wait", time.monotonic() - started)
                 with self._lock:
                     self._withheld.difference_update(request.stream for request, _ in replies)
                 self._deliver(replies)
@@ -251,10 +252,15 @@ class Delivery:
         """Waits for room as long as the run lasts."""
         priorities = self._initial_priorities(items.unrolls)
         while not self._crew.stop.is_set():
+            started = time.monotonic()
             try:
                 self._replay.insert(items.unrolls, priorities, _INSERT_TIMEOUT_S, items.sources)
-            except ReplayTimeoutError:
+            except ReplayTimeoutError as error:
+                self._patience.timed_out(error)
                 continue
+            finally:
+                self._metrics.count("store/paced_s", time.monotonic() - started)
+            self._patience.over()
             self.env_steps += self._new_steps(items.unrolls)
             return True
         return False

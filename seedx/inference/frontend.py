@@ -7,14 +7,10 @@ request with the policy server, and its next message is read only after the repl
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import grpc
 import grpc.aio
@@ -22,10 +18,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from seedx import specs
-from seedx.config import ConfigError, InferenceConfig
+from seedx.config import InferenceConfig
 from seedx.inference import policy_pb2 as pb
 from seedx.inference import security, wire
 from seedx.inference.hello import parse_hello
+from seedx.inference.loop_thread import LoopThread
+from seedx.inference.request import Policy, Request
 from seedx.inference.streams import Refused, Status, Stream, Streams
 from seedx.types import EnvSpec
 
@@ -40,41 +38,7 @@ _CODES = {
 }
 _LIVE_CHECK_S = 0.1
 _CLOSE_S = 5.0
-
-
-@dataclass(eq=False)
-class Request:
-    """The rows of one group, waiting for actions."""
-
-    stream: Stream
-    payload: memoryview
-    reply: asyncio.Future[bytes]
-
-    @property
-    def rows(self) -> int:
-        """Environments of the group."""
-        return self.stream.rows
-
-
-@runtime_checkable
-class Policy(Protocol):
-    """What the front-end needs of the policy server."""
-
-    def attach(self, stream: Stream) -> None:
-        """A stream begins; its slots are fresh."""
-        ...
-
-    def detach(self, stream: Stream) -> None:
-        """A stream is gone."""
-        ...
-
-    def offer(self, request: Request) -> None:
-        """A request to be answered through `FrontEnd.deliver`."""
-        ...
-
-    def watch(self, streams: Streams) -> None:
-        """Called a few times a second with the connected streams."""
-        ...
+_ANSWER_S = 30.0  # the loop may be slow while programs are compiled beside it
 
 
 class FrontEnd:
@@ -100,19 +64,16 @@ class FrontEnd:
         self.address = address
         self._config = config
         self._streams = streams
-        self._on_failure = on_failure
         self._env = env
         self._token = security.read_token(config)
         self._server_id = uuid.uuid4().hex
-        self._loop = asyncio.new_event_loop()
         self._policy: Policy | None = None
         self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._closing: Refused | None = None
         self._opening: set[asyncio.Task] = set()  # calls of streams that are not attached yet
-        self._started: Future[int] = Future()
         self._health = HealthServicer()
-        self._thread = threading.Thread(target=self._run, name="front-end", daemon=True)
+        self._thread = LoopThread("front-end", self._serve, on_failure)
         self.first_spec: Future[EnvSpec] = Future()
         self.port = 0
 
@@ -123,7 +84,6 @@ class FrontEnd:
             ConfigError: the address is in use or cannot be bound, or the credentials cannot be read.
         """
         self._thread.start()
-        self.port = self._started.result(timeout=30)
 
     def serve(self, policy: Policy) -> None:
         """Admits actors from now on."""
@@ -132,39 +92,24 @@ class FrontEnd:
 
     def deliver(self, replies: Sequence[tuple[Request, bytes | Refused]]) -> None:
         """Answers requests; any thread may call."""
-        if not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # closed in between
-                self._loop.call_soon_threadsafe(self._deliver, replies)
+        self._thread.call(self._deliver, replies)
 
     def stop(self, finished: bool) -> None:
         """Ends every stream, with OK if training is finished and UNAVAILABLE if it may go on later."""
-        if self._loop.is_closed() or not self._loop.is_running():
+        if not self._thread.loop.is_running():
             return
         self._closing = (
             Refused(Status.FINISHED, "training is finished")
             if finished
             else Refused(Status.UNAVAILABLE, "the server stops; it may come back")
         )
-        with contextlib.suppress(RuntimeError):  # closed in between
-            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.call(self._stopping.set)
         self._thread.join(_CLOSE_S)
 
     # ---- the loop's thread
 
     def _call(self, coroutine: object) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=5)  # type: ignore[arg-type]
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._serve())
-        except BaseException as error:
-            if self._started.done():
-                self._on_failure(error)
-            else:
-                self._started.set_exception(error)
-        finally:
-            self._loop.close()
+        asyncio.run_coroutine_threadsafe(coroutine, self._thread.loop).result(timeout=_ANSWER_S)  # type: ignore[arg-type]
 
     async def _serve(self) -> None:
         options = [
@@ -180,28 +125,13 @@ class FrontEnd:
         server.add_generic_rpc_handlers([self._handlers()])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-        self._bind(server)
+        self.port = security.bind(server, self.address, self._config)
         await server.start()
-        self._started.set_result(self.port)
+        self._thread.ready()
         watcher = asyncio.create_task(self._watch())
         await self._stopping.wait()
         watcher.cancel()
         await self._close(server)
-
-    def _bind(self, server: grpc.aio.Server) -> None:
-        credentials = security.server_credentials(self._config)
-        try:
-            if security.is_live_socket(self.address):
-                raise RuntimeError("somebody listens there")
-            if credentials is None:
-                self.port = server.add_insecure_port(self.address)
-            else:
-                self.port = server.add_secure_port(self.address, credentials)
-        except (RuntimeError, OSError) as error:
-            raise ConfigError(
-                f"cannot listen on {self.address}: it is in use or cannot be bound. Choose another address, or stop "
-                "the server that holds it."
-            ) from error
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         # Raw bytes come in: gRPC would answer what it cannot parse with UNKNOWN.
@@ -325,7 +255,7 @@ class FrontEnd:
     async def _exchange(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
         assert self._policy is not None
         while (message := await context.read()) is not grpc.aio.EOF:
-            request = Request(stream, stream.timesteps.payload(message), self._loop.create_future())
+            request = Request(stream, stream.timesteps.payload(message), self._thread.loop.create_future())
             stream.asking = True
             self._policy.offer(request)
             reply = await request.reply

@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from seedx.config import Config, ConfigError
+from seedx.checks import ConfigError
+from seedx.config import Config
 from seedx.inference import step
 from seedx.inference.assembly import Assembler
 from seedx.inference.batcher import Batch, Batcher
 from seedx.inference.delivery import Deliver, Delivery, InFlight
-from seedx.inference.frontend import Request
+from seedx.inference.request import Request
 from seedx.inference.streams import Refused, Status, Stream, Streams
 from seedx.metrics import Metrics
 from seedx.replay.replay import Replay

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
 from seedx import sharding
-from seedx.types import Agent, Settings, TimeStep, Tree
+from seedx.types import Agent, Settings, TimeStep, Tree, UnrollStateAgent
 
 
 class Tables(NamedTuple):
@@ -35,7 +35,7 @@ class StepOutput(NamedTuple):
 
     action: Tree
     extras: Tree
-    state: Tree  # agent state before the pass
+    state: Tree  # agent state before the pass, as far as it goes with unrolls
 
 
 class PolicyStep(NamedTuple):
@@ -53,6 +53,7 @@ def make_policy_step(agent: Agent, num_slots: int, key: jax.Array, mesh: Mesh) -
     b is fold_in(slot key, step), the slot key fold_in(fold_in(fold_in(key, actor_id), env), session).
     """
     whole, rows = sharding.replicated(mesh), sharding.split_axis(mesh, 0)
+    unroll_state = agent.unroll_state if isinstance(agent, UnrollStateAgent) else lambda state: state
 
     def act(params: Tree, tables: Tables, slots: Int32[Array, " B"], timestep: TimeStep) -> tuple[Tables, StepOutput]:
         def gather(table: Array) -> Array:
@@ -66,7 +67,7 @@ def make_policy_step(agent: Agent, num_slots: int, key: jax.Array, mesh: Mesh) -
             state=jax.tree.map(lambda table, new: table.at[slots].set(new, mode="drop"), tables.state, new_state),
             step=tables.step.at[slots].add(1, mode="drop"),
         )
-        return new_tables, StepOutput(action, extras, state)
+        return new_tables, StepOutput(action, extras, unroll_state(state))
 
     def attach(
         tables: Tables,

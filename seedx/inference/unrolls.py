@@ -1,4 +1,4 @@
-"""Assembles rows into unrolls of T+1 rows that overlap by one or more, for all slots at once."""
+"""Assembles rows into unrolls that overlap by one row or more, for all slots at once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class FinishedUnrolls(NamedTuple):
     """The unrolls that one batch of rows finished; nobody else holds their memory."""
 
     groups: np.ndarray  # int; which groups of the batch finished theirs, ascending
-    rows: list[np.ndarray]  # each [T+1, K, ...], K slots of these groups
-    state: list[np.ndarray]  # each [K, ...]; agent state before row 0
+    rows: list[np.ndarray]  # each [R, K, ...], K slots of these groups
+    state: list[np.ndarray]  # each [K, ...]; agent state before the first row after those that lead
     sources: np.ndarray  # int64 [K]; unrolls with one number follow each other without a gap
 
 
@@ -25,21 +25,24 @@ class UnrollStore:
 
     Args:
         num_slots: S; slots are 0 .. S-1.
-        unroll_length: T.
-        period: Rows from the start of one unroll to that of the next, 1 to T; T overlaps them by one row.
+        num_rows: R, rows of an unroll.
+        period: Rows from the start of one unroll to that of the next, 1 to R - lead - 1.
+        lead: Rows of an unroll before the one that its state is of.
     """
 
-    def __init__(self, num_slots: int, unroll_length: int, period: int) -> None:
+    def __init__(self, num_slots: int, num_rows: int, period: int, lead: int = 0) -> None:
         self._num_slots = num_slots
-        self._length = unroll_length
+        self._num_rows = num_rows
         self._period = period
+        self._lead = lead
+        self._num_states = (num_rows - 1 - lead) // period + 1
         self._t = np.zeros(num_slots, np.int64)  # where a group's next row goes
         self._sources = np.arange(num_slots)
         self._next_source = num_slots
         # Row t of slot s lies at t * S + s: one index is several times as fast as a pair.
-        self._rows: list[np.ndarray] = []  # each [(T+1) * S, ...]
-        # The state before every row that begins an unroll: entry j is of row j * period, and lies at j * S + s.
-        self._state: list[np.ndarray] = []  # each [(T // period + 1) * S, ...]
+        self._rows: list[np.ndarray] = []  # each [R * S, ...]
+        # The states that go with this unroll and the next ones: entry j is of row lead + j * period, at j * S + s.
+        self._state: list[np.ndarray] = []  # each [num_states * S, ...]
 
     def reset(self, slots: np.ndarray) -> None:
         """Drops the half-built unroll of a group, whose actor is new."""
@@ -49,11 +52,11 @@ class UnrollStore:
 
     def finishing(self, firsts: np.ndarray) -> np.ndarray:
         """Which groups, named by their first slots, finish an unroll with their next row; bool `[G]`."""
-        return self._t[firsts] == self._length
+        return self._t[firsts] == self._num_rows - 1
 
     def wants_state(self, firsts: np.ndarray) -> bool:
-        """Whether any group, named by its first slot, comes to a row that begins an unroll: its state must be kept."""
-        return bool((self._t[firsts] % self._period == 0).any())
+        """Whether any group, named by its first slot, comes to a row whose state goes with an unroll."""
+        return bool(self._begins(self._t[firsts]).any())
 
     def add(
         self, slots: np.ndarray, bounds: np.ndarray, rows: Sequence[np.ndarray], state: Sequence[np.ndarray]
@@ -67,38 +70,43 @@ class UnrollStore:
             state: Leaves `[N, ...]` of the agent state before the rows; read only where `wants_state`; copied.
         """
         if not self._rows:
-            self._rows = [_table((self._length + 1) * self._num_slots, leaf) for leaf in rows]
+            self._rows = [_table(self._num_rows * self._num_slots, leaf) for leaf in rows]
         if not self._state:
-            self._state = [_table((self._length // self._period + 1) * self._num_slots, leaf) for leaf in state]
+            self._state = [_table(self._num_states * self._num_slots, leaf) for leaf in state]
         firsts = slots[bounds[:-1]]
         t = self._t[firsts]
         self._write(t, slots, bounds, rows)
         self._keep_state(t, slots, bounds, state)
         self._t[firsts] = t + 1
-        ends = t == self._length
+        ends = t == self._num_rows - 1
         return self._finish(ends, slots, bounds) if ends.any() else None
 
+    def _begins(self, t: np.ndarray) -> np.ndarray:
+        """Whether the state before a row goes with an unroll."""
+        return (t >= self._lead) & ((t - self._lead) % self._period == 0)
+
     def _keep_state(self, t: np.ndarray, slots: np.ndarray, bounds: np.ndarray, state: Sequence[np.ndarray]) -> None:
-        begins = t % self._period == 0
+        begins = self._begins(t)
         if not self._state or not begins.any():
             return
         members = _members(begins, bounds)
-        where = np.repeat(t // self._period * self._num_slots, np.diff(bounds))[members] + slots[members]
+        entry = (t - self._lead) // self._period
+        where = np.repeat(entry * self._num_slots, np.diff(bounds))[members] + slots[members]
         for table, leaf in zip(self._state, state, strict=True):
             table[where] = leaf[members]
 
     def _finish(self, ends: np.ndarray, slots: np.ndarray, bounds: np.ndarray) -> FinishedUnrolls:
         """Takes finished unrolls out; their last rows become the first ones of the next."""
         firsts, slots = slots[bounds[:-1]][ends], slots[_members(ends, bounds)]
-        where = np.arange(self._length + 1)[:, None] * self._num_slots + slots
+        where = np.arange(self._num_rows)[:, None] * self._num_slots + slots
         rows = [table.take(where, axis=0) for table in self._rows]
         for table, leaf in zip(self._rows, rows, strict=True):
             table[where[: len(where) - self._period]] = leaf[self._period :]
-        places = np.arange(self._length // self._period + 1)[:, None] * self._num_slots + slots
+        places = np.arange(self._num_states)[:, None] * self._num_slots + slots
         states = [table.take(places, axis=0) for table in self._state]
         for table, leaf in zip(self._state, states, strict=True):
             table[places[:-1]] = leaf[1:]
-        self._t[firsts] = self._length + 1 - self._period
+        self._t[firsts] = self._num_rows - self._period
         return FinishedUnrolls(np.flatnonzero(ends), rows, [leaf[0] for leaf in states], self._sources[slots])
 
     def _write(self, t: np.ndarray, slots: np.ndarray, bounds: np.ndarray, rows: Sequence[np.ndarray]) -> None:

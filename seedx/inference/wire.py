@@ -187,7 +187,8 @@ def check_rows(columns: Sequence[Column], leaves: Sequence[np.ndarray], starts_e
         if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
             row = int(np.argwhere(~np.isfinite(leaf))[0][0])
             value = leaf[row] if leaf.ndim == 1 else "not finite everywhere"
-            return f"{column.name} of environment {row} is {value}; it must be finite."
+            bound = f"as {leaf.dtype}, which it is cast to: at most {np.finfo(leaf.dtype).max:.1e}"
+            return f"{column.name} of environment {row} is {value}; it must be finite ({bound})."
         values = column.spec.num_values
         if values is not None and ((leaf < 0) | (leaf >= values)).any():
             row = int(np.argwhere((leaf < 0) | (leaf >= values))[0][0])

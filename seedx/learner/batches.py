@@ -14,8 +14,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from seedx import sharding
+from seedx.config import LearnerConfig
 from seedx.learner.update import batch_shardings
 from seedx.metrics import Metrics
+from seedx.replay.patience import Patience
 from seedx.replay.replay import Replay, ReplayTimeoutError, Sample
 from seedx.threads import Crew
 from seedx.types import Unroll, transition_mask
@@ -38,19 +40,19 @@ class Batches:
 
     Args:
         replay: Where unrolls come from.
-        batch_size: Unrolls of a batch.
+        config: Of the learner.
         importance_exponent: beta of the importance weights; 0: they are 1.
         mesh: The learner's devices.
         metrics: Times the waits.
         crew: Runs the thread.
         acted: Environment steps executed so far, for a replay that gives items several times or not at all; None: the
-            items' own steps count.
+            steps that each item is the first to have count.
     """
 
     def __init__(
         self,
         replay: Replay,
-        batch_size: int,
+        config: LearnerConfig,
         importance_exponent: float,
         mesh: Mesh,
         metrics: Metrics,
@@ -58,7 +60,7 @@ class Batches:
         acted: Callable[[], int] | None = None,
     ) -> None:
         self._replay = replay
-        self._batch_size = batch_size
+        self._batch_size, self._stride = config.batch_size, config.stride
         self._importance_exponent = importance_exponent
         self._shardings = batch_shardings(mesh), sharding.split_axis(mesh, 0)
         self._acted = acted
@@ -80,11 +82,14 @@ class Batches:
             return None
 
     def _loop(self) -> None:
+        patience = Patience("learning")
         while not self._crew.stop.is_set():
             try:
                 sample = self._replay.sample(self._batch_size, _SAMPLE_TIMEOUT_S)
-            except ReplayTimeoutError:
+            except ReplayTimeoutError as error:
+                patience.timed_out(error)
                 continue
+            patience.over()
             self._offer(self.prepare(sample))
 
     def prepare(self, sample: Sample) -> LearnerBatch:
@@ -96,7 +101,7 @@ class Batches:
 
     def _new_steps(self, host: Unroll) -> int:
         if self._acted is None:
-            return int(np.count_nonzero(transition_mask(host.timestep.step_type)))
+            return int(np.count_nonzero(transition_mask(host.timestep.step_type[-self._stride - 1 :])))
         before, self._counted = self._counted, self._acted()
         return self._counted - before
 

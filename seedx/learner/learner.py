@@ -78,6 +78,7 @@ class Learner:
     ) -> None:
         self.state = state
         self.lag_sum = 0.0  # over the updates of this session, of each batch's mean lag
+        self._unroll_length = config.unroll_length
         self._weights = weights
         self._metrics = metrics
         self._run_dir = run_dir
@@ -134,7 +135,10 @@ class Learner:
     def _record(self, batch: LearnerBatch, metrics: dict, version: int, seconds: float) -> None:
         for name, value in jax.device_get(metrics).items():
             self._metrics.average(f"learner/{name}", float(value))
-        lag = (version - batch.host.version[:-1]).mean(axis=0)  # of each unroll
+        lags = version - batch.host.version[-self._unroll_length - 1 : -1]
+        # A table may outlive the learner that chose its actions; our version says nothing of how old those are.
+        self._metrics.count("learner/newer_items", int((lags < 0).any(axis=0).sum()))
+        lag = np.maximum(lags, 0).mean(axis=0)  # of each unroll
         self.lag_sum += float(lag.mean())
         self._metrics.observe("learner/lag_updates", lag)
         self._metrics.time("learner/update", seconds)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree, Shaped
 
-from seedx.config import ConfigError
+from seedx.checks import ConfigError
 from seedx.types import ArraySpec
 
 _MIN_SCALE = 1e-3

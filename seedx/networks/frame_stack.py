@@ -1,8 +1,9 @@
-"""Frame stacks made on the device, so that a frame crosses the wire and the store once.
+"""Frame stacks made on the device, so that a frame crosses the wire, the store and the bus once.
 
-A ring holds the k-1 frames before the current one, oldest first, on the channel axis. Where an episode starts, the
-stack is its first frame k times. This equals EnvPool's `stack_num=k` (channel-last) with one exception: with
-`episodic_life`, EnvPool carries the stack over a lost life, and here the stack restarts at every FIRST.
+Acting keeps a ring of the k-1 frames before the current one, oldest first, on the channel axis; learning finds them in
+the rows before. Where an episode starts, the stack is its first frame k times. This equals EnvPool's `stack_num=k`
+(channel-last) with one exception: with `episodic_life`, EnvPool carries the stack over a lost life, and here the stack
+restarts at every FIRST.
 """
 
 import dataclasses
@@ -45,32 +46,26 @@ def push(
     return stack[..., channels:], stack
 
 
-def stack_unroll(
-    ring: Shaped[Array, "B H W R"], frames: Shaped[Array, "T B H W *C"], first: Bool[Array, "T B"]
-) -> tuple[Shaped[Array, "B H W R"], Shaped[Array, "T B H W K"]]:
-    """The stacks that `push` makes row by row, for all rows of an unroll at once.
+def stack_rows(frames: Shaped[Array, "R B H W *C"], first: Bool[Array, "R B"], k: int) -> Shaped[Array, "T B H W K"]:
+    """The stacks that `push` makes row by row, for all rows but the first k-1 at once; T = R - (k-1).
 
     Args:
-        ring: The k-1 frames before row 0; R = C (k-1).
         frames: One frame a row, with or without a channel axis.
         first: Whether the row starts an episode.
-
-    Returns:
-        The ring after the last row, and the stacks.
+        k: Frames of a stack.
     """
     frames = _with_channels(frames, 5)
-    rows, channels = frames.shape[0], frames.shape[-1]
-    previous = jnp.split(ring, ring.shape[-1] // channels, axis=-1)  # oldest first, like rows -(k-1) .. -1
-    lags = [frames]
-    crossed = jnp.zeros_like(first)  # whether an episode starts between the frame of that lag and the row
-    for lag in range(1, len(previous) + 1):
-        lead = jnp.stack(previous[-lag:])
-        crossed |= jnp.concatenate([jnp.zeros_like(first[: lag - 1]), first[: rows - lag + 1]])[:rows]
-        lagged = jnp.concatenate([lead, frames])[:rows]
+
+    def before(leaf: Array, lag: int) -> Array:
+        return leaf[k - 1 - lag : leaf.shape[0] - lag]
+
+    lags = [before(frames, 0)]
+    crossed = jnp.zeros_like(before(first, 0))  # whether an episode starts between the frame of that lag and the row
+    for lag in range(1, k):
+        crossed |= before(first, lag - 1)
         # Beyond the start of its episode a row repeats the first frame, which the shorter lag already holds.
-        lags.append(jnp.where(crossed[..., None, None, None], lags[-1], lagged))
-    stacks = jnp.concatenate(lags[::-1], axis=-1)
-    return stacks[-1, ..., channels:], stacks
+        lags.append(jnp.where(crossed[..., None, None, None], lags[-1], before(frames, lag)))
+    return jnp.concatenate(lags[::-1], axis=-1)
 
 
 def _with_channels(frame: Array, ndim: int) -> Array:

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from seedx.config import ConfigError, NetworkConfig
+from seedx.checks import ConfigError
+from seedx.config import NetworkConfig
 from seedx.networks.distributions import distribution_for
 from seedx.networks.trunk import Trunk
 from seedx.types import ArraySpec, EnvSpec

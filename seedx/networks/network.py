@@ -8,18 +8,19 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from seedx.config import ConfigError, NetworkConfig
+from seedx.checks import ConfigError
+from seedx.config import NetworkConfig
 from seedx.networks import frame_stack
 from seedx.networks.lstm import Carry, initial_carry
 from seedx.networks.torso import as_float, is_image
 from seedx.networks.trunk import Trunk
-from seedx.types import EnvSpec, StepType, TimeStep
+from seedx.types import ArraySpec, EnvSpec, StepType, TimeStep, Unroll
 
 
 class NetworkState(NamedTuple):
     """What the network remembers of a row's past; a part that the config leaves out is None and has no leaves."""
 
-    rings: tuple[Array, ...] | None  # the k-1 frames before, for each image leaf
+    rings: tuple[Array, ...] | None  # the k-1 frames before, for each image leaf; None in unrolls, whose rows hold them
     carry: Carry | None  # of the LSTM
     action: PyTree  # the action before
 
@@ -34,7 +35,8 @@ class Network(NamedTuple):
         initial_state: batch size -> state of rows that have no past.
         step: (params, state, timestep `[B]`) -> (what the heads give `[B, ...]`, state).
         remember: (state, action `[B]`) -> state that the next row's core sees the action from.
-        unroll: (params, state before row 0, timestep `[T+1, B]`, action `[T+1, B]`) ->
+        stacked: unroll -> the unroll with its frames stacked and without the k-1 rows that lead; `[T+1, B]` again.
+        unroll: (params, state before row 0, timestep `[T+1, B]` with its frames stacked, action `[T+1, B]`) ->
             (what the heads give `[T+1, B, ...]`, state after the last row); the same as step by step.
     """
 
@@ -42,6 +44,7 @@ class Network(NamedTuple):
     initial_state: Callable[[int], NetworkState]
     step: Callable[[PyTree, NetworkState, TimeStep], tuple[Any, NetworkState]]
     remember: Callable[[NetworkState, PyTree], NetworkState]
+    stacked: Callable[[Unroll], Unroll]
     unroll: Callable[[PyTree, NetworkState, TimeStep, PyTree], tuple[Any, NetworkState]]
 
 
@@ -80,7 +83,7 @@ def build_network(config: NetworkConfig, spec: EnvSpec, model: type[Trunk]) -> N
     def step(params: PyTree, state: NetworkState, timestep: TimeStep) -> tuple[Any, NetworkState]:
         net = nnx.merge(graphdef, params)
         first = timestep.step_type == StepType.FIRST
-        rings, observation = _stack_images(frame_stack.push, state.rings, spec.observation, timestep.observation, first)
+        rings, observation = _push_images(state.rings, spec.observation, timestep.observation, first)
         x = net.torso(observation)
         if config.previous_action:
             x = jnp.concatenate([x, _previous(spec.action, state.action, timestep.reward, first)], axis=-1)
@@ -92,13 +95,22 @@ def build_network(config: NetworkConfig, spec: EnvSpec, model: type[Trunk]) -> N
     def remember(state: NetworkState, action: PyTree) -> NetworkState:
         return state._replace(action=action) if config.previous_action else state
 
+    def stacked(unroll: Unroll) -> Unroll:
+        if not config.lead:
+            return unroll
+        first = unroll.timestep.step_type == StepType.FIRST
+        rows = jax.tree.map(lambda leaf: leaf[config.lead :], unroll._replace(state=None))
+
+        def stack(leaf: ArraySpec, frames: Array, rest: Array) -> Array:
+            return frame_stack.stack_rows(frames, first, config.frame_stack) if is_image(leaf) else rest
+
+        observation = jax.tree.map(stack, spec.observation, unroll.timestep.observation, rows.timestep.observation)
+        return rows._replace(timestep=rows.timestep._replace(observation=observation), state=unroll.state)
+
     def unroll(params: PyTree, state: NetworkState, timestep: TimeStep, action: PyTree) -> tuple[Any, NetworkState]:
         net = nnx.merge(graphdef, params)
         first = timestep.step_type == StepType.FIRST
-        rings, observation = _stack_images(
-            frame_stack.stack_unroll, state.rings, spec.observation, timestep.observation, first
-        )
-        x = net.torso(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observation))
+        x = net.torso(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), timestep.observation))
         x = x.reshape(*first.shape, -1)
         if config.previous_action:
             before = jax.tree.map(lambda past, a: jnp.concatenate([past[None], a[:-1]]), state.action, action)
@@ -106,18 +118,14 @@ def build_network(config: NetworkConfig, spec: EnvSpec, model: type[Trunk]) -> N
         carry = state.carry
         if net.core is not None:
             carry, x = net.core.unroll(carry, x, first)
-        after = remember(NetworkState(rings, carry, state.action), jax.tree.map(lambda a: a[-1], action))
+        after = remember(state._replace(carry=carry), jax.tree.map(lambda a: a[-1], action))
         return net.heads(x), after
 
-    return Network(init, initial_state, step, remember, unroll)
+    return Network(init, initial_state, step, remember, stacked, unroll)
 
 
-def _stack_images(
-    stack: Callable[[Array, Array, Array], tuple[Array, Array]],
-    rings: tuple[Array, ...] | None,
-    spec: PyTree,
-    observation: PyTree,
-    first: Bool[Array, "*B"],
+def _push_images(
+    rings: tuple[Array, ...] | None, spec: PyTree, observation: PyTree, first: Bool[Array, "B"]
 ) -> tuple[tuple[Array, ...] | None, PyTree]:
     """Stacks the image leaves of an observation; without rings there is nothing to stack."""
     if rings is None:
@@ -126,7 +134,7 @@ def _stack_images(
     images = [i for i, leaf in enumerate(jax.tree.leaves(spec)) if is_image(leaf)]
     after = []
     for i, ring in zip(images, rings, strict=True):
-        ring, leaves[i] = stack(ring, leaves[i], first)
+        ring, leaves[i] = frame_stack.push(ring, leaves[i], first)
         after.append(ring)
     return tuple(after), treedef.unflatten(leaves)
 

@@ -9,7 +9,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, PyTree, Shaped
 
-from seedx.config import ConfigError, NetworkConfig
+from seedx.checks import ConfigError
+from seedx.config import NetworkConfig
 from seedx.imports import load
 from seedx.types import ArraySpec
 

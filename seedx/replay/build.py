@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
-from seedx.config import Config, ConfigError
-from seedx.replay.description import TABLE
+from seedx.checks import ConfigError
+from seedx.config import Config
+from seedx.replay.description import TABLE, table_description
 from seedx.replay.rate_limiter import limits_for
 from seedx.replay.replay import Replay
+from seedx.reverb_address import SCHEME
 from seedx.types import Tree
 
 
@@ -35,42 +38,70 @@ def snapshot_of(
         if resume:
             print(f"{snapshots.load():,} unrolls are back in the replay.", flush=True)
         return snapshots.save
-    if config.replay.startswith("reverb://"):
-        return replay.checkpoint  # type: ignore[attr-defined]
+    if config.replay.startswith(SCHEME):
+        return replay.try_checkpoint  # type: ignore[attr-defined]
     return None
 
 
-def make_replay(config: Config, example: Tree) -> Replay:
+def make_replay(config: Config, example: Tree, resume: bool = False, seconds_left: float = math.inf) -> Replay:
     """The table between acting and learning.
 
     Args:
         config: Of the run; `config.replay` is "embedded" or "reverb://host:port".
         example: An item like those in the table, leaves `[1, ...]`.
+        resume: Whether items that a Reverb server holds already may well be this run's own.
+        seconds_left: Until the run ends; a Reverb server is not waited for longer than that.
 
     Raises:
-        ConfigError: a batch does not fit, or no Reverb server with such a table was there in time.
+        ConfigError: a batch does not fit, the table does not fit into memory, no Reverb server with such a table was
+            there in time, or it holds other items.
     """
     table, batch_size = config.table, config.learner.batch_size
     limits = limits_for(table, batch_size)
-    if config.replay.startswith("reverb://"):
-        from seedx.replay.reverb_client import ReverbLostError
-        from seedx.replay.reverb_replay import ReverbReplay
-
-        print(f"waiting for Reverb at {config.replay.removeprefix('reverb://')}", flush=True)
-        overlap = config.learner.rows - config.learner.stride
+    if config.replay.startswith(SCHEME):
         try:
-            return ReverbReplay(config.replay, TABLE, overlap=overlap, example=example, give_up_s=table.give_up_s)
+            from seedx.replay.reverb_client import ReverbLostError
+            from seedx.replay.reverb_replay import ReverbReplay
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"--replay {config.replay} needs {error.name}: pip install -e '.[reverb]' -c constraints.txt"
+            ) from error
+        connect_s = min(table.give_up_s, max(seconds_left, 0.0))
+        why = "--table.give-up-s" if connect_s == table.give_up_s else "then --seconds are over"
+        where = config.replay.removeprefix(SCHEME)
+        print(f"waiting for Reverb at {where}, for {connect_s:.0f} s at most ({why})", flush=True)
+        try:
+            replay = ReverbReplay(
+                config.replay,
+                TABLE,
+                overlap=config.overlap,
+                max_sources=2 * config.num_slots,  # those of actors that were replaced are forgotten first
+                example=example,
+                give_up_s=table.give_up_s,
+                connect_s=connect_s,
+            )
         except (ReverbLostError, ValueError) as error:  # not there, no address, no such table
             raise ConfigError(f"--replay {config.replay}: {error}") from error
+        for difference in replay.differences(table_description(table, batch_size)):
+            print(f"{difference}; a server's settings count, and those of its checkpoint before these.", flush=True)
+        for address, count in replay.held.items():
+            if count:
+                whose = "from before it was resumed" if resume else "that others inserted, and trains on them too"
+                print(f"table {TABLE!r} at {address}: this run begins with {count:,} items {whose}.", flush=True)
+        return replay
     if table.is_queue:
         from seedx.replay.fifo import Fifo
 
         return Fifo(table.max_size or 2 * batch_size, table.max_bytes)
+    from seedx.replay.capacity import check_needs, needs_of
     from seedx.replay.table import Table
 
-    replay = Table(table, limits, config.seed)
-    megabytes = replay.size_estimate(example) / 1e6
+    needs = needs_of(example, table, config.overlap, max_sources=config.num_slots)
+    check_needs(needs, table)
+    replay = Table(table, limits, config.seed, config.overlap, max_sources=config.num_slots)
     print(
-        f"replay: {table.max_size:,} unrolls of {config.learner.rows} rows, {megabytes:,.1f} MB when full.", flush=True
+        f"replay: {table.max_size:,} unrolls of {config.unroll_rows} rows, {config.overlap} of them those of the "
+        f"unroll before; {needs.total_bytes / 1e6:,.1f} MB when full.",
+        flush=True,
     )
     return replay

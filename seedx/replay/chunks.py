@@ -79,7 +79,7 @@ def write_index(directory: Path, values: dict[str, Any], arrays: dict[str, np.nd
     """Puts an index in the place of the one before.
 
     Args:
-        directory: With all chunks that the index names.
+        directory: With all chunks that the index names; is made if there are none.
         values: What JSON can hold.
         arrays: Of numbers.
 
@@ -93,6 +93,7 @@ def write_index(directory: Path, values: dict[str, Any], arrays: dict[str, np.nd
     data = parts.getbuffer()
     path = directory / "index"
     temporary = directory / "index.tmp"
+    directory.mkdir(parents=True, exist_ok=True)
     with temporary.open("wb") as file:
         file.write(hashlib.sha256(data).digest())
         file.write(data)

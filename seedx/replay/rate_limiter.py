@@ -6,7 +6,8 @@ import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from seedx.config import TableConfig, require
+from seedx.checks import require
+from seedx.config import TableConfig
 
 UNBOUNDED = sys.float_info.max  # what Reverb has where a difference is not limited
 

@@ -13,10 +13,14 @@ class ReplayTimeoutError(TimeoutError):
     """A deadline passed; the message says what was asked and the table's state."""
 
 
-class Sample(NamedTuple):
-    """Items taken together; every leaf has a leading item axis N."""
+class ReplayGoneError(ReplayTimeoutError):
+    """A deadline passed while what holds the table was gone; the message says since when, and how long it may be."""
 
-    items: Tree
+
+class Sample(NamedTuple):
+    """Items taken together."""
+
+    items: Tree  # leaves [N, ...]; `items.Ragged` where such were inserted
     keys: np.ndarray  # uint64 [N]; an item may be there several times
     probabilities: np.ndarray  # float64 [N]; of each item when it was sampled
     times_sampled: np.ndarray  # int32 [N]; this time included
@@ -36,7 +40,8 @@ class Replay(Protocol):
         """Adds N items in one call and returns their keys, uint64 `[N]`; waits while the rate limiter is closed.
 
         Args:
-            items: Leaves `[N, ...]`, which the caller leaves alone afterwards.
+            items: Leaves `[N, ...]`, or `items.Ragged`; the caller leaves them alone afterwards. All of a table are of
+                one kind, but for the lengths of ragged ones.
             priorities: float `[N]`, finite and not negative.
             timeout_s: How long to wait.
             sources: int64 `[N]`; items of one source follow each other and overlap: the first rows of an item are the

@@ -1,104 +1,31 @@
 """Items as Reverb's chunks and columns, and back; everything read is checked. No TensorFlow, no network.
 
-An item's leaves are columns, in the order of `jax.tree.leaves` (dict keys sorted), which is also that of Reverb's own
-client. A column of an unroll's rows is a concatenation of slices of chunks; every other leaf is a column of one row,
-"squeezed": its row axis is dropped on reading.
+A row column is a concatenation of slices of chunks; every other column has one row and is "squeezed": its row axis is
+dropped on reading.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import cramjam
-import jax
 import numpy as np
 
+from seedx.checks import ConfigError
 from seedx.replay import reverb_pb2 as pb
-from seedx.types import Tree, Unroll
+from seedx.replay.reverb_layout import DTYPE_NUMBERS, Column, Layout
 
-# tensorflow.DataType
-_NUMBERS = {
-    np.dtype(dtype): number
-    for dtype, number in (
-        (np.float32, 1),
-        (np.float64, 2),
-        (np.int32, 3),
-        (np.uint8, 4),
-        (np.int16, 5),
-        (np.int8, 6),
-        (np.complex64, 8),
-        (np.int64, 9),
-        (np.bool_, 10),
-        (jax.numpy.bfloat16, 14),
-        (np.uint16, 17),
-        (np.complex128, 18),
-        (np.float16, 19),
-        (np.uint32, 22),
-        (np.uint64, 23),
-    )
-}
+_DTYPES = {number: dtype for dtype, number in DTYPE_NUMBERS.items()}
+_MAX_ROWS = 2**31 - 1  # of a chunk: a slice's fields are int32
 _MAX_RATIO = 32  # more than Snappy can compress: 64 bytes by three
-_DTYPES = {number: dtype for dtype, number in _NUMBERS.items()}
 
 
-class ReverbDataError(ValueError):
+class ReverbDataError(ConfigError):
     """An item that cannot be read as what was expected; the message names the column and what is wrong."""
-
-
-class Column(NamedTuple):
-    """What is expected of one leaf of an item."""
-
-    name: str  # its path, for example ".timestep.observation"
-    dtype: np.dtype
-    shape: tuple[int, ...]  # of one item; of a row column, rows included
-    squeeze: bool  # one row, without its axis
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
-
-
-class Layout(NamedTuple):
-    """What every item of a table looks like."""
-
-    structure: jax.tree_util.PyTreeDef
-    columns: tuple[Column, ...]
-    rows: int  # of the row columns; 0: there are none
-
-
-def layout_of(items: Tree) -> Layout:
-    """The layout of items `[N, ...]`.
-
-    Raises:
-        ValueError: a dtype that Reverb has no number for, or leaves whose numbers of items or rows differ.
-    """
-    leaves, structure = jax.tree_util.tree_flatten_with_path(items)
-    num_state = len(jax.tree.leaves(items.state)) if isinstance(items, Unroll) else len(leaves)
-    columns = []
-    for i, (path, leaf) in enumerate(leaves):
-        name, leaf = jax.tree_util.keystr(path), np.asarray(leaf)
-        if leaf.dtype not in _NUMBERS:
-            raise ValueError(f"{name} is {leaf.dtype}; Reverb takes {', '.join(map(str, _NUMBERS))}.")
-        columns.append(Column(name, leaf.dtype, leaf.shape[1:], squeeze=i >= len(leaves) - num_state))
-    rows = {column.shape[:1] for column in columns if not column.squeeze}
-    if len({np.shape(leaf)[:1] for _, leaf in leaves}) != 1 or len(rows) > 1 or () in rows:
-        shapes = ", ".join(f"{jax.tree_util.keystr(path)} {np.shape(leaf)}" for path, leaf in leaves)
-        raise ValueError(f"leaves must agree in their number of items, and those of unrolls in their rows: {shapes}.")
-    return Layout(structure, tuple(columns), next(iter(rows))[0] if rows else 0)
-
-
-def check_layout(layout: Layout, expected: Layout) -> None:
-    """Raises ValueError unless items of one layout can go where items of another are."""
-    for ours, theirs in zip(layout.columns, expected.columns, strict=False):
-        if ours != theirs:
-            raise ValueError(
-                f"{ours.name} of the new items is {ours}, but the table's items have {theirs.name}, {theirs}; a table "
-                "holds items of one kind. Use another table, or empty this one."
-            )
-    if layout.structure != expected.structure:
-        raise ValueError(f"the new items are {layout.structure}, but the table's are {expected.structure}.")
 
 
 # ---- writing: requests in pieces, which are joined once, when they are sent; requests joined are one request
@@ -139,7 +66,7 @@ def make_chunk(key: int, episode: int, start: int, arrays: Sequence[np.ndarray])
 @functools.lru_cache(maxsize=1024)
 def _tensor_head(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     dims = [pb.TensorShape.Dim(size=size) for size in shape]
-    return pb.Tensor(dtype=_NUMBERS[dtype], tensor_shape=pb.TensorShape(dim=dims)).SerializeToString()
+    return pb.Tensor(dtype=DTYPE_NUMBERS[dtype], tensor_shape=pb.TensorShape(dim=dims)).SerializeToString()
 
 
 def _field(number: int, pieces: Sequence[bytes]) -> list[bytes]:
@@ -175,57 +102,103 @@ def make_item(
 
 # ---- reading
 
+Chunks = Mapping[int, pb.ChunkData]
 
-def read_item(
-    trajectory: pb.FlatTrajectory, chunks: Mapping[int, pb.ChunkData], layout: Layout, out: Sequence[np.ndarray], n: int
-) -> None:
-    """Writes an item's columns into place n of arrays `[N, ...]` of the layout's dtypes and shapes, in C order.
+
+def count_rows(trajectory: pb.FlatTrajectory, chunks: Chunks, layout: Layout) -> int:
+    """How many rows an item has; of a ragged one, no more than the chunks that came with it hold.
+
+    So damaged data cannot make us reserve more than came.
+
+    Raises:
+        ReverbDataError: it is not an item of this layout, or its columns have different numbers of rows.
+    """
+    if len(trajectory.columns) != len(layout.columns):
+        wanted = ", ".join(f"{column.name} {column}" for column in layout.columns)
+        raise ReverbDataError(
+            f"the item has {len(trajectory.columns)} columns instead of {len(layout.columns)}: {wanted}."
+        )
+    if layout.rows is not None:
+        return layout.rows
+    columns = zip(trajectory.columns, layout.columns, strict=True)
+    counts = {column.name: _count_rows(message, chunks, column) for message, column in columns if not column.squeeze}
+    if len(set(counts.values())) != 1:
+        raise ReverbDataError(f"its columns must have equally many rows, not {counts}.")
+    return next(iter(counts.values()))
+
+
+def read_item(trajectory: pb.FlatTrajectory, chunks: Chunks, layout: Layout, out: Sequence[np.ndarray]) -> None:
+    """Writes an item, after `count_rows`, into arrays `[rows, ...]` of the layout's dtypes and row shapes, in C order.
+
+    Columns that are squeezed have one row.
 
     Raises:
         ReverbDataError: it is not such an item, or its data are damaged.
     """
-    if len(trajectory.columns) != len(layout.columns):
-        raise ReverbDataError(f"the item has {len(trajectory.columns)} columns instead of {len(layout.columns)}.")
-    for message, column, array in zip(trajectory.columns, layout.columns, out, strict=True):
+    for message, column, rows in zip(trajectory.columns, layout.columns, out, strict=True):
         try:
             if message.squeeze != column.squeeze:
                 raise ReverbDataError("one has a row axis, the other does not.")
-            _read_column(message, chunks, array[n : n + 1] if column.squeeze else array[n])
+            _read_column(message, chunks, rows)
         except ReverbDataError as error:
             raise ReverbDataError(f"column {column.name}, expected as {column}: {error}") from None
 
 
-def _read_column(message: pb.FlatTrajectory.Column, chunks: Mapping[int, pb.ChunkData], rows: np.ndarray) -> None:
-    length = sum(piece.length for piece in message.chunk_slices)
-    if length != len(rows) or any(piece.length < 1 for piece in message.chunk_slices):
+def _count_rows(message: pb.FlatTrajectory.Column, chunks: Chunks, column: Column) -> int:
+    held, row_bytes = {}, column.dtype.itemsize * math.prod(column.row_shape)
+    try:
+        for piece in message.chunk_slices:
+            _, tensor, rows = _find(piece, chunks, column.dtype, column.row_shape)
+            _check_size(tensor.tensor_content, rows * row_bytes)
+            held[piece.chunk_key, piece.index] = rows
+        count = sum(piece.length for piece in message.chunk_slices)
+        if not 1 <= count <= sum(held.values()):
+            raise ReverbDataError(f"it has {count} rows, and its chunks {sum(held.values())}.")
+    except ReverbDataError as error:
+        raise ReverbDataError(f"column {column.name}, expected as {column}: {error}") from None
+    return count
+
+
+def _read_column(message: pb.FlatTrajectory.Column, chunks: Chunks, rows: np.ndarray) -> None:
+    if sum(piece.length for piece in message.chunk_slices) != len(rows):
         raise ReverbDataError(f"it has {[piece.length for piece in message.chunk_slices]} rows.")
     start = 0
     for piece in message.chunk_slices:
-        chunk = chunks.get(piece.chunk_key)
-        if chunk is None or not 0 <= piece.index < len(chunk.data.tensors):
-            raise ReverbDataError(f"tensor {piece.index} of chunk {piece.chunk_key} did not come with it.")
-        _read_slice(chunk, piece, rows[start : start + piece.length])
+        chunk, tensor, count = _find(piece, chunks, rows.dtype, rows.shape[1:])
+        _read_slice(chunk, tensor, count, piece.offset, rows[start : start + piece.length])
         start += piece.length
 
 
-def _read_slice(chunk: pb.ChunkData, piece: pb.FlatTrajectory.ChunkSlice, out: np.ndarray) -> None:
+def _find(
+    piece: pb.FlatTrajectory.ChunkSlice, chunks: Chunks, dtype: np.dtype, row_shape: tuple[int, ...]
+) -> tuple[pb.ChunkData, pb.Tensor, int]:
+    """The chunk and tensor of a slice, which are as they must be, and the tensor's rows."""
+    chunk = chunks.get(piece.chunk_key)
+    if chunk is None or not 0 <= piece.index < len(chunk.data.tensors):
+        raise ReverbDataError(f"tensor {piece.index} of chunk {piece.chunk_key} did not come with it.")
     tensor = chunk.data.tensors[piece.index]
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
-    dtype = _DTYPES.get(tensor.dtype)
-    if dtype != out.dtype or shape[1:] != out.shape[1:]:
-        raise ReverbDataError(f"its data are {dtype or f'of dtype number {tensor.dtype}'}{list(shape)} in a chunk.")
-    if piece.offset < 0 or piece.offset + piece.length > shape[0]:
-        raise ReverbDataError(f"rows {piece.offset} to {piece.offset + piece.length} of a chunk of {shape[0]} rows.")
-    if len(out) == shape[0] and not chunk.delta_encoded:
+    found = _DTYPES.get(tensor.dtype)
+    if found != dtype or not shape or shape[1:] != row_shape:
+        raise ReverbDataError(f"its data are {found or f'of dtype number {tensor.dtype}'}{list(shape)} in a chunk.")
+    stop = piece.offset + piece.length
+    if not 0 <= piece.offset < stop <= shape[0] <= _MAX_ROWS:
+        raise ReverbDataError(f"it has rows {piece.offset} to {stop} of a chunk of {shape[0]} rows.")
+    return chunk, tensor, shape[0]
+
+
+def _read_slice(chunk: pb.ChunkData, tensor: pb.Tensor, rows: int, offset: int, out: np.ndarray) -> None:
+    """Writes the rows from `offset` on of a chunk that has so many."""
+    if len(out) == rows and not chunk.delta_encoded:
         _decompress(tensor.tensor_content, out)
         return
-    _check_size(tensor.tensor_content, shape[0] * out[0].nbytes)  # before anything is reserved
-    whole = np.empty(shape, dtype)
+    _check_size(tensor.tensor_content, rows * out[0].nbytes)  # before anything is reserved
+    whole = np.empty((rows, *out.shape[1:]), out.dtype)
     _decompress(tensor.tensor_content, whole)
     if chunk.delta_encoded and whole.ndim >= 2 and whole.dtype.kind in "iu":
         unsigned = whole.view(f"u{whole.itemsize}")
         np.cumsum(unsigned, axis=0, dtype=unsigned.dtype, out=unsigned)
-    out[...] = whole[piece.offset : piece.offset + piece.length]
+    out[...] = whole[offset : offset + len(out)]
 
 
 def _check_size(content: bytes, expected: int) -> None:

@@ -1,4 +1,4 @@
-"""Turns unrolls into items and chunks, and does not send again the rows that an unroll shares with the one before.
+"""Turns items into messages and chunks, and does not send again the rows that an unroll shares with the one before.
 
 Threading: any thread may call; unrolls of one source come from one thread.
 """
@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seedx.replay.reverb_codec import Chunk, Layout, make_chunk, make_item
+from seedx.replay.reverb_codec import Chunk, make_chunk, make_item
+from seedx.replay.reverb_layout import Layout, Parts
 from seedx.replay.reverb_writer import Item, remember
 
 _MIN_OVERLAP = 2  # one row is cheaper to send again than to refer to
@@ -33,11 +34,13 @@ class Encoder:
     Args:
         table: The table's name.
         overlap: Rows that two items in a row from one source have in common.
+        max_sources: Sources whose last rows are remembered.
     """
 
-    def __init__(self, table: str, overlap: int) -> None:
+    def __init__(self, table: str, overlap: int, max_sources: int) -> None:
         self._table = table
         self._overlap = overlap
+        self._max_sources = max_sources
         self._tails: OrderedDict[int, _Tail] = OrderedDict()
         self._lock = threading.Lock()  # guards `_tails`
         self._random = np.random.default_rng()
@@ -46,28 +49,23 @@ class Encoder:
         """Random keys, none of them 0."""
         return self._random.integers(1, 2**64, count, np.uint64).tolist()
 
-    def encode(
-        self, layout: Layout, leaves: Sequence[np.ndarray], n: int, key: int, priority: float, source: int | None
-    ) -> Item:
-        """Item n of leaves `[N, ...]`; see `Replay.insert` for sources."""
-        if layout.rows == 0 or self._overlap < _MIN_OVERLAP:
+    def encode(self, layout: Layout, parts: Parts, key: int, priority: float, source: int | None) -> Item:
+        """An item of a layout; see `Replay.insert` for sources. Ragged items share no rows."""
+        if not layout.rows or self._overlap < _MIN_OVERLAP:
             source = None
-        rows = [leaf[n] for leaf, column in zip(leaves, layout.columns, strict=True) if not column.squeeze]
-        state = [leaf[n : n + 1] for leaf, column in zip(leaves, layout.columns, strict=True) if column.squeeze]
+        rows = len(parts.rows[0]) if parts.rows else 0
         tail = self._take_tail(source)
         chunks = list(tail.chunks)
-        for first, last in self._cuts(
-            layout.rows, known=sum(chunk.rows for chunk in chunks), shared=source is not None
-        ):
-            part = [leaf[first:last] for leaf in rows]
+        for first, last in self._cuts(rows, known=sum(chunk.rows for chunk in chunks), shared=source is not None):
+            part = [leaf[first:last] for leaf in parts.rows]
             chunks.append(make_chunk(self.keys(1)[0], tail.episode, tail.start + first, part))
-        state_chunks = [make_chunk(self.keys(1)[0], tail.episode, tail.start, state)] if state else []
+        state_chunks = [make_chunk(self.keys(1)[0], tail.episode, tail.start, parts.state)] if parts.state else []
         request = make_item(key, self._table, priority, layout, chunks, state_chunks)
         if source is None:
             return Item(key, request, (*chunks, *state_chunks))
-        new_tail = self._make_tail(tail, layout.rows, chunks)
+        new_tail = self._make_tail(tail, rows, chunks)
         with self._lock:
-            remember(self._tails, source, new_tail)
+            remember(self._tails, source, new_tail, self._max_sources)
         return Item(key, request, (*chunks, *state_chunks), source, new_tail.chunks)
 
     def _cuts(self, rows: int, known: int, shared: bool) -> Iterator[tuple[int, int]]:

@@ -235,19 +235,133 @@ class RateLimiterInfo(_message.Message):
     sample_stats: RateLimiterCallStats
     def __init__(self, samples_per_insert: _Optional[float] = ..., min_diff: _Optional[float] = ..., max_diff: _Optional[float] = ..., min_size_to_sample: _Optional[int] = ..., insert_stats: _Optional[_Union[RateLimiterCallStats, _Mapping]] = ..., sample_stats: _Optional[_Union[RateLimiterCallStats, _Mapping]] = ...) -> None: ...
 
+class KeyDistributionOptions(_message.Message):
+    __slots__ = ("fifo", "uniform", "prioritized", "heap", "lifo")
+    class Prioritized(_message.Message):
+        __slots__ = ("priority_exponent",)
+        PRIORITY_EXPONENT_FIELD_NUMBER: _ClassVar[int]
+        priority_exponent: float
+        def __init__(self, priority_exponent: _Optional[float] = ...) -> None: ...
+    class Heap(_message.Message):
+        __slots__ = ("min_heap",)
+        MIN_HEAP_FIELD_NUMBER: _ClassVar[int]
+        min_heap: bool
+        def __init__(self, min_heap: bool = ...) -> None: ...
+    FIFO_FIELD_NUMBER: _ClassVar[int]
+    UNIFORM_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIZED_FIELD_NUMBER: _ClassVar[int]
+    HEAP_FIELD_NUMBER: _ClassVar[int]
+    LIFO_FIELD_NUMBER: _ClassVar[int]
+    fifo: bool
+    uniform: bool
+    prioritized: KeyDistributionOptions.Prioritized
+    heap: KeyDistributionOptions.Heap
+    lifo: bool
+    def __init__(self, fifo: bool = ..., uniform: bool = ..., prioritized: _Optional[_Union[KeyDistributionOptions.Prioritized, _Mapping]] = ..., heap: _Optional[_Union[KeyDistributionOptions.Heap, _Mapping]] = ..., lifo: bool = ...) -> None: ...
+
+class TensorSpec(_message.Message):
+    __slots__ = ("name", "shape", "dtype")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: TensorShape
+    dtype: int
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Union[TensorShape, _Mapping]] = ..., dtype: _Optional[int] = ...) -> None: ...
+
+class NoneValue(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListValue(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedCompositeFieldContainer[StructuredValue]
+    def __init__(self, values: _Optional[_Iterable[_Union[StructuredValue, _Mapping]]] = ...) -> None: ...
+
+class DictValue(_message.Message):
+    __slots__ = ("fields",)
+    class FieldsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: StructuredValue
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[StructuredValue, _Mapping]] = ...) -> None: ...
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    fields: _containers.MessageMap[str, StructuredValue]
+    def __init__(self, fields: _Optional[_Mapping[str, StructuredValue]] = ...) -> None: ...
+
+class NamedTupleValue(_message.Message):
+    __slots__ = ("name", "values")
+    class Pair(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: StructuredValue
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[StructuredValue, _Mapping]] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    values: _containers.RepeatedCompositeFieldContainer[NamedTupleValue.Pair]
+    def __init__(self, name: _Optional[str] = ..., values: _Optional[_Iterable[_Union[NamedTupleValue.Pair, _Mapping]]] = ...) -> None: ...
+
+class StructuredValue(_message.Message):
+    __slots__ = ("none_value", "tensor_spec_value", "bounded_tensor_spec_value", "list_value", "tuple_value", "dict_value", "named_tuple_value")
+    NONE_VALUE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_SPEC_VALUE_FIELD_NUMBER: _ClassVar[int]
+    BOUNDED_TENSOR_SPEC_VALUE_FIELD_NUMBER: _ClassVar[int]
+    LIST_VALUE_FIELD_NUMBER: _ClassVar[int]
+    TUPLE_VALUE_FIELD_NUMBER: _ClassVar[int]
+    DICT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    NAMED_TUPLE_VALUE_FIELD_NUMBER: _ClassVar[int]
+    none_value: NoneValue
+    tensor_spec_value: TensorSpec
+    bounded_tensor_spec_value: TensorSpec
+    list_value: ListValue
+    tuple_value: ListValue
+    dict_value: DictValue
+    named_tuple_value: NamedTupleValue
+    def __init__(self, none_value: _Optional[_Union[NoneValue, _Mapping]] = ..., tensor_spec_value: _Optional[_Union[TensorSpec, _Mapping]] = ..., bounded_tensor_spec_value: _Optional[_Union[TensorSpec, _Mapping]] = ..., list_value: _Optional[_Union[ListValue, _Mapping]] = ..., tuple_value: _Optional[_Union[ListValue, _Mapping]] = ..., dict_value: _Optional[_Union[DictValue, _Mapping]] = ..., named_tuple_value: _Optional[_Union[NamedTupleValue, _Mapping]] = ...) -> None: ...
+
+class TableWorkerTime(_message.Message):
+    __slots__ = ("running_ms", "sampling_ms", "inserting_ms", "sleeping_ms", "waiting_for_sampling_ms", "waiting_for_inserts_ms")
+    RUNNING_MS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_MS_FIELD_NUMBER: _ClassVar[int]
+    INSERTING_MS_FIELD_NUMBER: _ClassVar[int]
+    SLEEPING_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_SAMPLING_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_INSERTS_MS_FIELD_NUMBER: _ClassVar[int]
+    running_ms: int
+    sampling_ms: int
+    inserting_ms: int
+    sleeping_ms: int
+    waiting_for_sampling_ms: int
+    waiting_for_inserts_ms: int
+    def __init__(self, running_ms: _Optional[int] = ..., sampling_ms: _Optional[int] = ..., inserting_ms: _Optional[int] = ..., sleeping_ms: _Optional[int] = ..., waiting_for_sampling_ms: _Optional[int] = ..., waiting_for_inserts_ms: _Optional[int] = ...) -> None: ...
+
 class TableInfo(_message.Message):
-    __slots__ = ("max_size", "max_times_sampled", "rate_limiter_info", "current_size", "name")
+    __slots__ = ("sampler_options", "remover_options", "max_size", "max_times_sampled", "rate_limiter_info", "signature", "current_size", "name", "table_worker_time")
+    SAMPLER_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    REMOVER_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_TIMES_SAMPLED_FIELD_NUMBER: _ClassVar[int]
     RATE_LIMITER_INFO_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     CURRENT_SIZE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    TABLE_WORKER_TIME_FIELD_NUMBER: _ClassVar[int]
+    sampler_options: KeyDistributionOptions
+    remover_options: KeyDistributionOptions
     max_size: int
     max_times_sampled: int
     rate_limiter_info: RateLimiterInfo
+    signature: StructuredValue
     current_size: int
     name: str
-    def __init__(self, max_size: _Optional[int] = ..., max_times_sampled: _Optional[int] = ..., rate_limiter_info: _Optional[_Union[RateLimiterInfo, _Mapping]] = ..., current_size: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+    table_worker_time: TableWorkerTime
+    def __init__(self, sampler_options: _Optional[_Union[KeyDistributionOptions, _Mapping]] = ..., remover_options: _Optional[_Union[KeyDistributionOptions, _Mapping]] = ..., max_size: _Optional[int] = ..., max_times_sampled: _Optional[int] = ..., rate_limiter_info: _Optional[_Union[RateLimiterInfo, _Mapping]] = ..., signature: _Optional[_Union[StructuredValue, _Mapping]] = ..., current_size: _Optional[int] = ..., name: _Optional[str] = ..., table_worker_time: _Optional[_Union[TableWorkerTime, _Mapping]] = ...) -> None: ...
 
 class ServerInfoResponse(_message.Message):
     __slots__ = ("tables_state_id", "table_info")

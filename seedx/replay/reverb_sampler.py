@@ -1,8 +1,9 @@
 """Samples from one table, which may be spread over several Reverb servers.
 
 Threading: a thread for each server asks for samples over a stream; one thread at a time takes them. Invariants: no more
-is asked for than is wanted and not here; a request is never cancelled, since the server would go on serving it and the
-next item of a queue would be lost; so each has a short rate limiter timeout, and closing waits for it.
+is asked for than is wanted and not here, but of a server that may not have as many; a request is never cancelled, since
+the server would go on serving it and the next item of a queue would be lost; so each has a short rate limiter timeout,
+and closing waits for it.
 """
 
 from __future__ import annotations
@@ -12,38 +13,31 @@ import math
 import queue
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import grpc
-import numpy as np
 
 from seedx.replay import reverb_pb2 as pb
 from seedx.replay.reverb_client import ReverbClient, is_lost
-from seedx.replay.reverb_codec import Layout, ReverbDataError, read_item
+from seedx.replay.reverb_decoder import Received, complete_samples
+from seedx.replay.reverb_seen import Seen
 
 _LIMITER_S = 1.0  # a request waits so long for the rate limiter, then comes another
 _STREAM_S = 30.0  # age at which a stream is replaced
 _STALL_S = 30.0  # a server that is silent for so long during a request is gone
 _PAUSE_S = 0.1  # before a broken stream is opened again
-_WINDOW = 16_384  # keys of a queue that are remembered
-
-
-class Received(NamedTuple):
-    """A sample as it came."""
-
-    info: pb.SampleInfo
-    chunks: dict[int, pb.ChunkData]
 
 
 @dataclass
 class _Server:
     client: ReverbClient
+    state_id: pb.Uint128  # of its tables; another one says that it was started again
     asked: int = 0  # samples
     here: int = 0  # of those received, how many are not taken
     dry: bool = False  # the rate limiter's timeout ended the last request
+    table_size: int = 0  # when its last sample was taken
 
 
 class Samples:
@@ -51,27 +45,39 @@ class Samples:
 
     Args:
         clients: The servers.
+        state_ids: Of their tables.
         table: The table's name, the same on all.
         once: Whether it is a queue, whose items must be sampled once: what comes again after a break is passed over.
+        was_resent: Whether an item of this key was sent again after a break.
 
     Attributes:
-        duplicates: Samples passed over.
+        duplicates: Samples passed over, of items that were sent again.
+        restored: The same, of items that a server's checkpoint gave back.
         lost_upper_bound: Samples that were asked for when a server was lost, and may have been taken from a queue.
     """
 
-    def __init__(self, clients: Sequence[ReverbClient], table: str, once: bool) -> None:
+    def __init__(
+        self,
+        clients: Sequence[ReverbClient],
+        state_ids: Sequence[pb.Uint128],
+        table: str,
+        once: bool,
+        was_resent: Callable[[int], bool],
+    ) -> None:
         self._table = table
         self._once = once
-        self._servers = [_Server(client) for client in clients]
+        self._was_resent = was_resent
+        self._servers = [_Server(*each) for each in zip(clients, state_ids, strict=True)]
         self._wanted = 0
         self._until = 0.0  # when what is wanted is no longer
         self._here: deque[tuple[Received, _Server]] = deque()
-        self._seen: OrderedDict[int, None] = OrderedDict()
+        self._seen = Seen()
         self._taking = threading.Lock()
         self._changed = threading.Condition()
         self._closed = False
         self._failure: Exception | None = None
         self.duplicates = 0
+        self.restored = 0
         self.lost_upper_bound = 0
         self._threads = [
             threading.Thread(
@@ -115,12 +121,27 @@ class Samples:
         finally:
             self._taking.release()
 
+    def give(self, found: Sequence[Received | None]) -> None:
+        """Adds samples that were taken otherwise, at most one from each server."""
+        for server, sample in zip(self._servers, found, strict=True):
+            if sample is not None:
+                with self._changed:
+                    server.asked += 1
+                self._receive(server, sample)
+
     def clear(self) -> None:
         """Forgets what was received and not taken."""
         with self._changed:
             while self._here:
                 self._pop()
             self._changed.notify_all()
+
+    def checkpointed(self, state_ids: Sequence[pb.Uint128]) -> None:
+        """Every server has written a checkpoint, and its tables have these ids since."""
+        with self._changed:
+            restarted = [self._note(*each) for each in zip(self._servers, state_ids, strict=True)]
+            if not any(restarted):
+                self._seen.rotate()
 
     def close(self) -> None:
         """Waits for the requests that the servers hold; calls that wait end."""
@@ -157,7 +178,7 @@ class Samples:
                     left -= 1
                     self._receive(server, sample)
                 if left:  # a server that stops may end its streams in good order
-                    self._lose(server.client, left)
+                    self._lose(server, left)
                     return
         except grpc.RpcError as error:
             server.dry = "Rate Limiter" in (error.details() or "")
@@ -165,7 +186,7 @@ class Samples:
                 return
             if not is_lost(error):
                 raise
-            self._lose(server.client, left)
+            self._lose(server, left)
         finally:
             requests.put(None)
             with self._changed:
@@ -188,71 +209,52 @@ class Samples:
     def _missing(self, server: _Server) -> int:
         """What a server is to be asked for: its share, so that all items count alike, or more where another is dry."""
         wanted = self._wanted if time.monotonic() < self._until else 0
-        missing = wanted - len(self._here) - sum(each.asked for each in self._servers)
+        # What a dry one was asked for does not count for the others, which would wait for its rate limiter.
+        asked = sum(each.asked for each in self._servers if each is server or not each.dry)
+        missing = wanted - len(self._here) - asked
         share = math.ceil(wanted / len(self._servers))
         others_dry = any(each.dry for each in self._servers if each is not server)
         return min(missing, share if others_dry else share - server.asked - server.here)
 
     def _pop(self) -> Received:
+        """The oldest sample, as one of the merged table: servers are sampled in equal shares."""
         sample, server = self._here.popleft()
         server.here -= 1
+        sample.info.probability /= len(self._servers)
+        sample.info.table_size += sum(each.table_size for each in self._servers if each is not server)
         return sample
 
     def _receive(self, server: _Server, sample: Received) -> None:
+        server.client.heard()
         with self._changed:
             server.asked -= 1
             server.dry = False
+            server.table_size = sample.info.table_size
             key = sample.info.item.key
-            if self._once and key in self._seen:
-                self.duplicates += 1
+            if self._once and not self._seen.add(key):
+                resent = self._was_resent(key)
+                self.duplicates += resent
+                self.restored += not resent
             else:
                 self._here.append((sample, server))
                 server.here += 1
-            if self._once:
-                self._seen[key] = None
-                if len(self._seen) > _WINDOW:
-                    self._seen.popitem(last=False)
             self._changed.notify_all()
 
-    def _lose(self, client: ReverbClient, left: int) -> None:
+    def _note(self, server: _Server, state_id: pb.Uint128) -> bool:
+        """Whether a server was started again since the last time; what is in its checkpoint then comes again."""
+        if state_id == server.state_id:
+            return False
+        server.state_id = state_id
+        self._seen.restored()
+        return True
+
+    def _lose(self, server: _Server, left: int) -> None:
         """Waits for a server to come back that broke a stream with so many samples left."""
         with self._changed:
             self.lost_upper_bound += left
         if not self._closed:
-            client.server_info()
+            state_id = server.client.server_info().tables_state_id
+            with self._changed:
+                self._note(server, state_id)
         with self._changed:
             self._changed.wait_for(lambda: self._closed, _PAUSE_S)
-
-
-def complete_samples(responses: Iterable[pb.SampleStreamResponse]) -> Iterator[Received]:
-    """Puts samples together, which come in one or more entries, these in one or more messages.
-
-    Raises:
-        ReverbDataError: a sample came without saying which item it is.
-    """
-    info, chunks = None, {}
-    for response in responses:
-        for entry in response.entries:
-            if entry.HasField("info"):
-                info, chunks = entry.info, {}
-            chunks.update((chunk.chunk_key, chunk) for chunk in entry.data)
-            if entry.end_of_sequence:
-                if info is None:
-                    raise ReverbDataError("a sample came without its item.")
-                yield Received(info, chunks)
-                info = None
-
-
-def decode(samples: Sequence[Received], layout: Layout, table: str) -> list[np.ndarray]:
-    """Leaves `[N, ...]` of samples.
-
-    Raises:
-        ReverbDataError: an item is damaged, or not of this layout.
-    """
-    leaves = [np.empty((len(samples), *column.shape), column.dtype) for column in layout.columns]
-    for n, sample in enumerate(samples):
-        try:
-            read_item(sample.info.item.flat_trajectory, sample.chunks, layout, leaves, n)
-        except ReverbDataError as error:
-            raise ReverbDataError(f"item {sample.info.item.key} of table {table!r}: {error}") from None
-    return leaves

@@ -9,6 +9,7 @@ holds each once.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,12 @@ from seedx.replay.reverb_client import ReverbClient, is_lost
 from seedx.replay.reverb_codec import Chunk
 
 MAX_UNACKED = 25  # as Reverb's own writers; also a bound on what may be sampled twice after a break
+_MAX_RESENT = 2**16  # keys; those of a server that was lost thousands of times are forgotten
 _UNSENT_BYTES = 2**20  # more than that is encoded only when it is sent
-_MAX_SOURCES = 1024  # whose last rows are kept, here and by the server
 _CLOSE_S = 2.0
 _PAUSE_S = 0.1
 _IDLE_S = 1.0
+_SILENCE_S = 5.0  # without an acknowledgement, after which the server is asked whether it is there; it has as long
 
 
 class Item(NamedTuple):
@@ -43,6 +45,20 @@ class Item(NamedTuple):
         return sum(len(piece) for chunk in self.chunks for piece in chunk.pieces)
 
 
+class Kept(NamedTuple):
+    """Chunks that the server keeps for the next item of a source."""
+
+    keys: tuple[int, ...]
+    request: bytes  # an InsertStreamRequest that names them
+
+
+class Progress(NamedTuple):
+    """How many items were inserted into a server's tables since their last checkpoint."""
+
+    state_id: pb.Uint128
+    inserted: int
+
+
 @dataclass
 class Insertion:
     """Items that are inserted together; of those put so far, how many are left to be acknowledged."""
@@ -50,11 +66,11 @@ class Insertion:
     left: int = 0
 
 
-def remember(tails: OrderedDict[int, Any], source: int, tail: Any) -> None:
+def remember(tails: OrderedDict[int, Any], source: int, tail: Any, max_sources: int) -> None:
     """Puts a source's tail in the place of the one before; the source that was silent for longest may be forgotten."""
     tails[source] = tail
     tails.move_to_end(source)
-    if len(tails) > _MAX_SOURCES:
+    if len(tails) > max_sources:
         tails.popitem(last=False)
 
 
@@ -64,27 +80,35 @@ class Writer:
     Args:
         client: The server.
         state_id: Of the server's tables; another one says that it was started again.
+        max_sources: Sources whose last rows are kept, here and by the server.
 
     Attributes:
         lost_upper_bound: Items that may have got lost with the server, which loads its last checkpoint.
     """
 
-    def __init__(self, client: ReverbClient, state_id: pb.Uint128) -> None:
+    def __init__(self, client: ReverbClient, state_id: pb.Uint128, max_sources: int) -> None:
         self._client = client
         self._state_id = state_id
+        self._max_sources = max_sources
         self._unsent: list[tuple[Item, Insertion]] = []
         self._unsent_bytes = 0
         self._unacked: dict[int, tuple[Item, Insertion]] = {}
-        self._tails: OrderedDict[int, tuple[Chunk, ...]] = OrderedDict()  # of sources
-        self._there: set[int] = set()  # keys of chunks that the server holds for this stream
+        self._resent: set[int] = set()  # keys that were sent again and have not been sampled twice
+        self._kept: OrderedDict[int, Kept] = OrderedDict()  # of sources, by the server for this stream
+        self._call: Any = None  # the stream
+        self._heard_at = 0.0  # an acknowledgement, an answer or the beginning of a stream
         self._stream = 0  # which one; the requests of those before end
         self._since_checkpoint = 0
         self._changed = threading.Condition()
         self._closed = False
         self._failure: Exception | None = None
         self.lost_upper_bound = 0
-        self._thread = threading.Thread(target=self._run, name=f"reverb-writer-{client.address}", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=target, name=f"reverb-writer-{client.address}", daemon=True)
+            for target in (self._run, self._watch)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def wait_for_room(self, timeout_s: float) -> bool:
         """Waits until another item may be put; whether that was so within the timeout. Raises what `wait` raises."""
@@ -99,8 +123,6 @@ class Writer:
             insertion.left += 1
             self._unsent.append((item, insertion))
             self._unsent_bytes += item.size
-            if item.source is not None:
-                remember(self._tails, item.source, item.tail)
             self._changed.notify_all()
 
     def wait(self, insertion: Insertion, timeout_s: float) -> bool:
@@ -116,23 +138,32 @@ class Writer:
                 self._raise_failure()
             return not insertion.left
 
-    def checkpointed(self, inserted_before: int) -> None:
-        """A checkpoint holds what had been inserted before it."""
+    def was_resent(self, key: int) -> bool:
+        """Whether an item that was sampled twice may have been so because it was sent again; once for each key."""
         with self._changed:
-            self._since_checkpoint -= inserted_before
+            found = key in self._resent
+            self._resent.discard(key)
+            return found
 
-    @property
-    def since_checkpoint(self) -> int:
-        """Items inserted since the last checkpoint."""
+    def progress(self) -> Progress:
+        """What a checkpoint that is begun now will hold, if the server lives to write it."""
         with self._changed:
-            return self._since_checkpoint
+            return Progress(self._state_id, self._since_checkpoint)
+
+    def checkpointed(self, before: Progress) -> None:
+        """A checkpoint holds what had been inserted before it, as long as the tables are still those of then."""
+        with self._changed:
+            if self._state_id == before.state_id:
+                self._since_checkpoint -= before.inserted
 
     def close(self) -> None:
         """Waits a little for what is on its way and ends the stream; calls that wait end."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(_CLOSE_S)
+        deadline = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     # ---- the stream
 
@@ -148,12 +179,16 @@ class Writer:
     def _use_stream(self) -> None:
         """Opens a stream and uses it until it breaks or is closed."""
         with self._changed:
-            self._there.clear()
+            self._kept.clear()
+            if len(self._resent) > _MAX_RESENT:
+                self._resent.clear()
+            self._resent.update(self._unacked)
             self._unsent = [*self._unacked.values(), *self._unsent]
             self._unacked.clear()
-            requests = self._requests(self._stream)
+            self._heard_at = time.monotonic()
+            self._call = self._client.insert_stream(self._requests(self._stream))
         try:
-            for response in self._client.insert_stream(requests):
+            for response in self._call:
                 self._acknowledge(response.keys)
         except grpc.RpcError as error:
             if not is_lost(error):
@@ -174,8 +209,24 @@ class Writer:
                 self._since_checkpoint = 0
             self._changed.wait_for(lambda: self._closed, _PAUSE_S)
 
+    def _watch(self) -> None:
+        """Breaks the stream of a server that vanished without a word: nothing else on it has a deadline."""
+        while True:
+            with self._changed:
+                if self._changed.wait_for(self._is_over, _IDLE_S):
+                    return
+                call, heard_at = self._call, self._heard_at
+                if not self._unacked or time.monotonic() - heard_at < _SILENCE_S:
+                    continue
+            if self._client.ask_server_info(_SILENCE_S) is None:
+                call.cancel()
+            with self._changed:
+                self._heard_at = time.monotonic()
+
     def _acknowledge(self, keys: Sequence[int]) -> None:
+        self._client.heard()
         with self._changed:
+            self._heard_at = time.monotonic()
             for key in keys:
                 if key in self._unacked:
                     _, insertion = self._unacked.pop(key)
@@ -210,17 +261,23 @@ class Writer:
         return self._closed and not self._unacked
 
     def _next_request(self) -> bytes:
-        """Items with those of their chunks that the server does not hold; it drops all that are not named as kept."""
+        """Items with those of their chunks that the server does not hold; it drops all that are not named as kept.
+
+        It must be told all of these in each request with items, so what names them is made once, for each source.
+        """
         pieces: list[bytes] = []
         for item, insertion in self._unsent:
             self._unacked[item.key] = item, insertion
+            kept = self._kept.get(item.source) if item.source is not None else None
             for chunk in item.chunks:
-                if chunk.key not in self._there:
-                    self._there.add(chunk.key)
+                if kept is None or chunk.key not in kept.keys:
                     pieces += chunk.pieces
             pieces.append(item.request)
+            if item.source is not None:
+                keys = tuple(chunk.key for chunk in item.tail)
+                names = pb.InsertStreamRequest(keep_chunk_keys=keys).SerializeToString()
+                remember(self._kept, item.source, Kept(keys, names), self._max_sources)
         self._unsent.clear()
         self._unsent_bytes = 0
-        self._there &= {chunk.key for tail in self._tails.values() for chunk in tail}
-        pieces.append(pb.InsertStreamRequest(keep_chunk_keys=self._there).SerializeToString())
+        pieces += (kept.request for kept in self._kept.values())
         return b"".join(pieces)

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seedx.config import TableConfig
-from seedx.replay.slots import Slots
-from seedx.replay.sum_tree import MAX_VALUE, SumTree
+from seedx.replay.slots import DROPPED, SLOT_BYTES, Slots, slots_of
+from seedx.replay.sum_tree import SumTree, bytes_of
 
-# The key of items that made room for others as they came. No item has it.
-DROPPED = np.uint64(2**64 - 1)
+_ITEM_BYTES = 12  # of priorities and uses, for an item
 
 
 class Draws(NamedTuple):
@@ -38,6 +37,23 @@ class RosterState(NamedTuple):
     rng: dict[str, Any]  # state of the bit generator; JSON can hold it
 
 
+class RosterBooks(NamedTuple):
+    """Copies of a roster's arrays: made at once, to be looked at while it goes on."""
+
+    came: np.ndarray  # uint64 [C]; keys in the order in which items came, those of items that left among them
+    slots: np.ndarray  # int64 [max_size]
+    keys: np.ndarray  # uint64 [max_size]
+    priorities: np.ndarray  # float64 [max_size]; by slot, as `times_sampled`
+    times_sampled: np.ndarray  # int32 [max_size]
+    rng: dict[str, Any]
+
+    def state(self) -> RosterState:
+        """The roster when they were made."""
+        order = slots_of(self.came, len(self.keys))
+        order = order[self.keys[order] == self.came]
+        return RosterState(order, self.slots, self.keys, self.priorities[order], self.times_sampled[order], self.rng)
+
+
 class Roster:
     """The items of a table, but for their data. Not for several threads at once.
 
@@ -54,6 +70,7 @@ class Roster:
         self._times_sampled = np.zeros(table.max_size, np.int32)
         # Weights p^alpha, 0 where there is no item.
         self._weights = SumTree(table.max_size) if table.sampler == "prioritized" else None
+        self._left: list[np.ndarray] = []
 
     @property
     def size(self) -> int:
@@ -61,21 +78,14 @@ class Roster:
         return self._slots.size
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        weights = self._weights.nbytes if self._weights else 0
-        return self._slots.nbytes + self._priorities.nbytes + self._times_sampled.nbytes + weights
-
-    @property
     def mean_priority(self) -> float:
         """Mean priority of the items held; 0 if there are none."""
         return float(self._priorities.sum()) / max(self.size, 1)
 
-    def state(self) -> RosterState:
+    def books(self) -> RosterBooks:
         """Copies of all that later draws depend on."""
-        order, slots, keys = self._slots.state()
-        priorities, times_sampled = self._priorities[order], self._times_sampled[order]
-        return RosterState(order, slots, keys, priorities, times_sampled, dict(self._rng.bit_generator.state))
+        arrays = *self._slots.copies(), self._priorities.copy(), self._times_sampled.copy()
+        return RosterBooks(*arrays, dict(self._rng.bit_generator.state))
 
     def restore(self, state: RosterState) -> np.ndarray:
         """Takes in the items of a state, if this roster is empty; with another `max_size` the newest, under new keys.
@@ -101,37 +111,23 @@ class Roster:
         """See `Slots.find`."""
         return self._slots.find(keys)
 
-    def checked(self, priorities: np.ndarray) -> np.ndarray:
-        """Priorities as float64 `[N]`.
-
-        Raises:
-            ValueError: one is negative, not finite, or too large for p^alpha; or they are no vector.
-        """
-        largest = MAX_VALUE ** (1 / max(self._table.priority_exponent, 1.0))
-        priorities = np.asarray(priorities, np.float64)
-        if priorities.ndim != 1:
-            raise ValueError(f"priorities {list(priorities.shape)} must be a vector, one for each item.")
-        wrong = ~((priorities >= 0) & (priorities <= largest))
-        if wrong.any():
-            raise ValueError(
-                f"priority {priorities[wrong][0]} (item {int(wrong.argmax())} of {len(priorities)}) must lie in 0 to "
-                f"{largest:.3g}; see what the agent's initial_priorities or loss made it from."
-            )
-        return priorities
-
-    def add(self, priorities: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Adds N items, at most `max_size`, and lets others go where there is no room.
+    def add(self, priorities: np.ndarray, stays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Adds those of N items that stay, for which there must be room; see `make_room`.
 
         Returns:
-            Which of the new ones stay, bool `[N]`; the slots of these; keys of all, uint64 `[N]`.
+            The slots of these; keys of all, uint64 `[N]`.
         """
-        stays = self._make_room(len(priorities))
         slots = self._slots.take(int(np.count_nonzero(stays)))
         self._times_sampled[slots] = 0
         self._set_priorities(slots, priorities[stays])
         keys = np.full(len(priorities), DROPPED)
         keys[stays] = self._slots.keys(slots)
-        return stays, slots, keys
+        return slots, keys
+
+    def left(self) -> np.ndarray:
+        """The slots whose items left since this was last asked, int64 `[N]`; to be asked before items are added."""
+        left, self._left = self._left, []
+        return np.concatenate(left) if left else np.empty(0, np.int64)
 
     def remove(self, keys: np.ndarray) -> None:
         """Removes the items with these keys, where there are any."""
@@ -200,8 +196,8 @@ class Roster:
         limit = self._table.max_times_sampled
         return np.repeat(slots, limit - self._times_sampled[slots] if limit else count)[:count]
 
-    def _make_room(self, count: int) -> np.ndarray:
-        """Lets items go as if new ones came one by one; which of the new ones stay, bool `[count]`."""
+    def make_room(self, count: int) -> np.ndarray:
+        """Lets items go as if new ones, at most `max_size`, came one by one; which of these stay, bool `[count]`."""
         size, capacity = self.size, self._table.max_size
         stays = np.ones(count, bool)
         excess = size + count - capacity
@@ -224,7 +220,26 @@ class Roster:
                 self._release(self._slots.held()[places[places < size]])
         return stays
 
+    def make_more_room(self, stays: np.ndarray, count: int) -> None:
+        """Lets up to `count` more go, of those held and the new ones that stay, before these are added.
+
+        Args:
+            stays: bool `[N]`, from `make_room`; is changed.
+            count: At least 1; of as many as there are, one goes.
+        """
+        new = np.flatnonzero(stays)
+        match self._table.remover:
+            case "fifo":
+                self._release(self._slots.oldest(min(count, self.size)))
+            case "lifo":
+                stays[new[-count:]] = False
+            case "uniform":
+                victims = np.unique(self._rng.integers(self.size + len(new), size=count))
+                stays[new[victims[victims >= self.size] - self.size]] = False
+                self._release(self._slots.held()[victims[victims < self.size]])
+
     def _release(self, slots: np.ndarray) -> None:
+        self._left.append(slots)
         self._slots.release(slots)
         self._set_priorities(slots, np.zeros(len(slots)))
 
@@ -233,6 +248,12 @@ class Roster:
         if self._weights is not None:
             # As in Reverb, 0 stays 0 whatever the exponent is.
             self._weights.set(slots, np.where(priorities > 0, priorities**self._table.priority_exponent, 0.0))
+
+
+def books_bytes(table: TableConfig) -> int:
+    """Bytes of all arrays of a table's roster."""
+    weights = bytes_of(table.max_size) if table.sampler == "prioritized" else 0
+    return table.max_size * (SLOT_BYTES + _ITEM_BYTES) + weights
 
 
 def _occurrences(slots: np.ndarray) -> np.ndarray:

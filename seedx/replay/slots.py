@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+# A key that is never given out: of items that made room for others as they came, and of what is not there.
+DROPPED = np.uint64(2**64 - 1)
+SLOT_BYTES = 40  # of all arrays, for a slot
+
 
 class Slots:
     """The slots 0 .. capacity-1. Not for several threads at once."""
@@ -24,11 +28,6 @@ class Slots:
         self._order = np.empty(2 * capacity, np.uint64)
         self._head = self._tail = 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for array in (self._slots, self._place, self._keys, self._order))
-
     def held(self) -> np.ndarray:
         """The slots that hold items, int64 `[size]`, in no order; a view."""
         return self._slots[: self.size]
@@ -42,12 +41,12 @@ class Slots:
         keys = self._order[self._head : self._tail]
         return keys[self._lives(keys)]
 
-    def state(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Copies of what `restore` wants."""
-        return self._slots_of(self.in_order()), self._slots.copy(), self._keys.copy()
+    def copies(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Keys in the order in which they came, those of items that left among them; slots and keys for `restore`."""
+        return self._order[self._head : self._tail].copy(), self._slots.copy(), self._keys.copy()
 
     def restore(self, order: np.ndarray, slots: np.ndarray, keys: np.ndarray) -> None:
-        """Makes the slots, as many as these, what they were when `state` gave this.
+        """Makes the slots, as many as these, what they were when `copies` gave this.
 
         Args:
             order: int64 `[size]`; the slots that hold items, the oldest item's first.

@@ -23,24 +23,16 @@ class SumTree:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        counts = _rows_of_levels(capacity)
         # Each [nodes, _BRANCHING], leaves first; node i of a level is child i of the level above, row by row.
-        self._levels: list[np.ndarray] = []
-        count = capacity
-        while not self._levels or count > _LARGEST_ROOT:
-            count = -(-count // _BRANCHING)
-            self._levels.append(np.zeros((count, _BRANCHING)))
-        self._root = np.zeros(count)  # children of the root: the rows of the last level
-        self._running = np.zeros(count)
+        self._levels = [np.zeros((count, _BRANCHING)) for count in counts]
+        self._root = np.zeros(counts[-1])  # children of the root: the rows of the last level
+        self._running = np.zeros(counts[-1])
 
     @property
     def total(self) -> float:
         """The sum of all values."""
         return float(self._running[-1])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all nodes."""
-        return sum(level.nbytes for level in self._levels) + self._root.nbytes + self._running.nbytes
 
     def get(self, indices: np.ndarray) -> np.ndarray:
         """Values of leaves, float64 `[N]`."""
@@ -79,6 +71,20 @@ class SumTree:
             rest = rest - np.where(children > 0, before, 0.0)
             nodes = nodes * _BRANCHING + children
         return nodes
+
+
+def bytes_of(capacity: int) -> int:
+    """Bytes of all nodes of a tree."""
+    counts = _rows_of_levels(capacity)
+    return 8 * (_BRANCHING * sum(counts) + 2 * counts[-1])
+
+
+def _rows_of_levels(capacity: int) -> list[int]:
+    """How many nodes each level's leaves or nodes are gathered in, leaves first."""
+    counts = [-(-capacity // _BRANCHING)]
+    while counts[-1] > _LARGEST_ROOT:
+        counts.append(-(-counts[-1] // _BRANCHING))
+    return counts
 
 
 def _descend(running: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The embedded replay: a table of items in the learner's process, with the semantics of Reverb's (2102.04736).
+"""The embedded replay: a table in the learner's process, with the semantics of Reverb's (2102.04736). Queues: `fifo`.
 
 Threading: any thread may call; one lock guards all, and is held while items are copied in or out. Invariant: items,
 priorities and the rate limiter's counters change together or not at all.
@@ -6,32 +6,26 @@ priorities and the rate limiter's counters change together or not at all.
 
 from __future__ import annotations
 
-import os
+import logging
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Literal, NamedTuple
 
-import jax
 import numpy as np
 
-from seedx.config import TableConfig, require
+from seedx.checks import require
+from seedx.config import TableConfig
+from seedx.replay.capacity import Needs, check_books, check_needs, needs_of, rows_within
+from seedx.replay.items import lengths_of, number_of
+from seedx.replay.priorities import checked
 from seedx.replay.rate_limiter import Limits, RateLimiter
-from seedx.replay.replay import ReplayTimeoutError, Sample
-from seedx.replay.roster import Roster, RosterState
-from seedx.replay.storage import Storage, bytes_per_item
+from seedx.replay.replay import Sample
+from seedx.replay.roster import Roster
+from seedx.replay.shelf import Shelf
+from seedx.replay.storage import Storage
+from seedx.replay.table_state import Keys, Kind, TableState
+from seedx.replay.waiting import Waiting
 from seedx.types import Tree
 
-
-class TableState(NamedTuple):
-    """A table at one moment, but for its items' leaves."""
-
-    roster: RosterState
-    limits: Limits
-    inserted: int  # the rate limiter's counters
-    deleted: int
-    sampled: int
+log = logging.getLogger(__name__)
 
 
 class Table:
@@ -41,27 +35,33 @@ class Table:
         table: Its settings.
         limits: Its rate limiter's, from `limits_for`.
         seed: Of the random draws.
+        overlap: Rows that an unroll has in common with the one before from its source.
+        max_sources: Sources whose next unroll is stored without these; the one that was silent for longest is
+            forgotten, and its next unroll is stored whole.
 
     Raises:
-        ConfigError: the table has no size.
+        ConfigError: the table has no size, or does not fit into memory whatever its items are.
     """
 
-    def __init__(self, table: TableConfig, limits: Limits, seed: int) -> None:
+    def __init__(self, table: TableConfig, limits: Limits, seed: int, overlap: int = 0, max_sources: int = 0) -> None:
         require(table.max_size > 0, "table.max_size (0) must be positive; give --table.max-size.")
-        self.capacity = table.max_size
+        check_books(table)
         self._config = table
         self._limiter = RateLimiter(limits)
         self._roster = Roster(table, seed)
+        self._overlap = overlap
+        self._max_sources = max_sources
         self._storage: Storage | None = None  # made when the first items show their shapes
-        self._item_bytes = 0
-        self._closed = False
-        self._waiting: dict[str, list[int]] = {"insert": [], "sample": []}  # how many items each waiting call is for
+        self._short_of_rows = False  # was so once
         self._changed = threading.Condition()
+        self._waiting = Waiting(self._changed, self._describe)
 
     def insert(
         self, items: Tree, priorities: np.ndarray, timeout_s: float, sources: np.ndarray | None = None
     ) -> np.ndarray:
-        """Copies N items in, whatever their sources. They are let in whole; see `RateLimiter.may_insert`.
+        """Copies N items in, but for rows that are there. They are let in whole; see `RateLimiter.may_insert`.
+
+        Where rows would take more than the table's bytes, the remover makes room as if the table were smaller.
 
         Raises:
             ReplayTimeoutError: they were not let in within the timeout; nothing was added.
@@ -69,23 +69,18 @@ class Table:
                 nothing was added.
             ConfigError: the first items show that the table would not fit into memory.
         """
-        del sources  # rows that items share are stored with each
-        priorities = self._roster.checked(priorities)
-        count = len(priorities)
-        if count > self._config.max_size:
-            raise ValueError(
-                f"an insert of {count} items does not fit into a table of {self._config.max_size}; "
-                "raise --table.max-size."
-            )
+        count = number_of(items)
+        priorities = checked(priorities, count, self._config.priority_exponent)
         with self._changed:
-            self._wait("insert", count, lambda: self._may_insert(count), timeout_s)
-            storage = self._storage_for(items, count)
-            size = self._roster.size
-            stays, slots, keys = self._roster.add(priorities)
-            storage.write(slots, items if stays.all() else jax.tree.map(lambda leaf: leaf[stays], items))
+            self._waiting.check_open("insert", count)
+            storage = self._storage_for(items)
+            storage.check(items, count)
+            self._waiting.until(lambda: self._limiter.may_insert(count), "insert", count, timeout_s)
+            stays = self._make_room(storage, lengths_of(items), sources)
+            slots, keys = self._roster.add(priorities, stays)
+            storage.write(slots, items, stays, sources)
             self._limiter.inserted += count
-            self._limiter.deleted += size + count - self._roster.size
-            self._changed.notify_all()
+            self._limiter.deleted += int(np.count_nonzero(~stays))
         return keys
 
     def sample(self, batch_size: int, timeout_s: float) -> Sample:
@@ -95,162 +90,173 @@ class Table:
             ReplayTimeoutError: it was not within the timeout; nothing was sampled.
         """
         with self._changed:
-            self._wait("sample", batch_size, lambda: self._may_sample(batch_size), timeout_s)
-            size = self._roster.size
+            self._waiting.until(lambda: self._may_sample(batch_size), "sample", batch_size, timeout_s)
             draws = self._roster.sample(batch_size)
             assert self._storage is not None
             items = self._storage.gather(draws.slots)
             self._limiter.sampled += batch_size
-            self._limiter.deleted += size - self._roster.size
-            self._changed.notify_all()
+            self._settle()
         return Sample(items, draws.keys, draws.probabilities, draws.times_sampled, draws.table_size)
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """See `Replay.update_priorities`."""
-        priorities = self._roster.checked(priorities)
+        priorities = checked(priorities, len(keys), self._config.priority_exponent)
         with self._changed:
             self._roster.update(keys, priorities)
 
     def delete(self, keys: np.ndarray) -> None:
         """See `Replay.delete`."""
         with self._changed:
-            size = self._roster.size
             self._roster.remove(keys)
-            self._limiter.deleted += size - self._roster.size
-            self._changed.notify_all()
+            self._settle()
 
     def reset(self) -> None:
-        """See `Replay.reset`; the memory is kept."""
+        """See `Replay.reset`; sources begin anew, and the memory is kept."""
         with self._changed:
             self._roster.clear()
+            self._settle()
+            if self._storage is not None:
+                self._storage.forget_sources()
             self._limiter = RateLimiter(self._limiter.limits)
-            self._changed.notify_all()
 
     def info(self) -> dict[str, float]:
         """Flat metrics. Totals are since the start or the last `reset`."""
         with self._changed:
             size, inserted, sampled = self._roster.size, self._limiter.inserted, self._limiter.sampled
+            nbytes = self._storage.nbytes(size) if self._storage is not None else 0
             return {
                 "replay/items": size,
-                "replay/bytes": size * self._item_bytes,
+                "replay/bytes": nbytes,
                 "replay/inserted": inserted,
                 "replay/sampled": sampled,
                 "replay/samples_per_insert": sampled / max(inserted, 1),
                 "replay/mean_priority": self._roster.mean_priority,
             }
 
-    def pause(self) -> AbstractContextManager:
-        """Holds off all other threads, for what must be of one moment."""
-        return self._changed
-
     def state(self) -> TableState | None:
-        """All but the items' leaves; None if there never were any, or the table is closed."""
+        """All but the leaves at one moment; None if there never were any, or the table is closed.
+
+        Others are held off only while it is copied.
+        """
         with self._changed:
-            limiter = self._limiter
             if self._storage is None:
                 return None
+            items, rows, limiter = self._roster.books(), self._storage.books(), self._limiter
             counters = (limiter.inserted, limiter.deleted, limiter.sampled)
-            return TableState(self._roster.state(), limiter.limits, *counters)
+        roster = items.state()
+        return TableState(roster, limiter.limits, *counters, *rows.state(roster.order))
 
-    def record(self) -> np.dtype | None:
-        """An item as `read` gives it, its leaves one after the other; None where `state` is."""
+    def shelves(self) -> dict[Kind, Shelf]:
+        """What holds the leaves, of those kinds that have some; for their layouts. Empty where `state` is None."""
         with self._changed:
-            return None if self._storage is None else self._storage.record
+            if self._storage is None:
+                return {}
+            shelves: dict[Kind, Shelf] = {"rows": self._storage.rows, "items": self._storage.items}
+            return {kind: shelf for kind, shelf in shelves.items() if shelf.record.itemsize}
 
-    def read(self, keys: np.ndarray, records: np.ndarray) -> np.ndarray:
-        """Copies the items with these keys `[N]`, those that are still there, into the first of so many records.
+    def read(self, kind: Kind, keys: np.ndarray, records: np.ndarray) -> np.ndarray:
+        """Copies what has these keys `[N]`, as far as it is still there, into the first of so many records.
 
         Returns:
             Which those are, bool `[N]`.
         """
         with self._changed:
-            lives, slots = self._roster.find(keys)
-            if self._storage is not None:
-                self._storage.read_records(slots, records[: len(slots)])
-            return lives
+            if self._storage is None:
+                return np.zeros(len(keys), bool)
+            shelf, (lives, places) = self._find(self._storage, kind, keys)
+            shelf.read_records(places, records[: len(places)])
+        return lives
 
-    def restore(self, state: TableState, example: Tree) -> np.ndarray:
+    def restore(self, state: TableState, example: Tree) -> Keys:
         """Brings an empty table to a state, before any other thread has it; the leaves are to be written by `write`.
 
-        With the settings of then it goes on as it would have. With another `max_size` it takes the newest items, under
-        new keys; with other limits its counters are brought into their bounds.
+        With the settings of then it goes on as it would have, but that sources begin anew. With another `max_size`
+        (then under new keys) or fewer rows it takes the newest items; with other limits it settles its counters.
 
         Args:
-            state: From `state`.
+            state: From `state`; `row_keys` are not looked at.
             example: An item like those in the table, leaves `[1, ...]`.
-
-        Returns:
-            Keys of the items, uint64 `[n]`: the last n of the state, in its order.
 
         Raises:
             ConfigError: the table would not fit into memory.
         """
         with self._changed:
-            self._storage_for(example, 1)
+            storage = self._storage_for(example)
             keys = self._roster.restore(state.roster)
-            gone = len(state.roster.order) - len(keys)
+            fitting = storage.fitting(state.chains.newest(len(keys)))
+            self._roster.remove(keys[: len(keys) - fitting])
+            self._roster.left()
+            keys = keys[len(keys) - fitting :]
+            rows = storage.restore(state.chains.newest(fitting), self._roster.find(keys)[1])
+            gone = len(state.roster.order) - fitting
             self._limiter = RateLimiter(self._limiter.limits, state.inserted, state.deleted + gone, state.sampled)
             if state.limits != self._limiter.limits:
                 self._limiter.settle()
-        return keys
+        return Keys(keys, rows)
 
-    def write(self, keys: np.ndarray, records: np.ndarray) -> None:
-        """Gives restored items `[N]` the leaves that `read` once gave."""
+    def write(self, kind: Kind, keys: np.ndarray, records: np.ndarray) -> None:
+        """Gives what was restored under these keys `[N]` the leaves that `read` once gave."""
         with self._changed:
             assert self._storage is not None
-            self._storage.write_records(self._roster.find(keys)[1], records)
+            shelf, (_, places) = self._find(self._storage, kind, keys)
+            shelf.write_records(places, records)
 
     def close(self) -> None:
         """See `Replay.close`."""
         with self._changed:
             self._roster.clear()
             self._storage = None
-            self._closed = True
-            self._changed.notify_all()
+            self._waiting.close()
 
-    def size_estimate(self, items: Tree) -> int:
-        """Bytes of the table when it is full of items like these `[N, ...]`."""
-        return self._config.max_size * bytes_per_item(items) + self._roster.nbytes
+    def needs(self, items: Tree) -> Needs:
+        """What the table needs to be full of items like these."""
+        return needs_of(items, self._config, self._overlap, self._max_sources)
 
-    def _storage_for(self, items: Tree, count: int) -> Storage:
+    def _storage_for(self, items: Tree) -> Storage:
         if self._storage is None:
-            item_bytes, size = bytes_per_item(items), self.size_estimate(items)
-            bounds = {"table.max_bytes": self._config.max_bytes, "half of this machine's memory": memory_bytes() // 2}
-            for name, bound in bounds.items():
-                require(
-                    size <= bound,
-                    f"a table of {self._config.max_size:,} items of {item_bytes:,} bytes takes {size:,} bytes, more "
-                    f"than {name} ({bound:,}). Lower --table.max-size, or raise --table.max-bytes if it is that.",
-                )
-            self._storage, self._item_bytes = Storage(self._config.max_size, items), item_bytes
-        self._storage.check(items, count)
+            needs = self.needs(items)
+            check_needs(needs, self._config)
+            rows = rows_within(needs, self._config)
+            self._storage = Storage(items, self._config.max_size, rows, self._overlap, self._max_sources)
         return self._storage
 
-    def _wait(self, what: Literal["insert", "sample"], count: int, ready: Callable[[], bool], timeout_s: float) -> None:
-        self._waiting[what].append(count)
-        try:
-            let_in = self._changed.wait_for(lambda: self._closed or ready(), timeout_s)
-            if self._closed:
-                raise ReplayTimeoutError(f"no {what} of {count} items: the table is closed.")
-            if not let_in:
-                raise ReplayTimeoutError(f"no {what} of {count} items within {timeout_s} s: {self._describe()}.")
-        finally:
-            self._waiting[what].remove(count)
+    def _find(self, storage: Storage, kind: Kind, keys: np.ndarray) -> tuple[Shelf, tuple[np.ndarray, np.ndarray]]:
+        if kind == "rows":
+            return storage.rows, storage.find_rows(keys)
+        return storage.items, self._roster.find(keys)
 
-    def _may_insert(self, count: int) -> bool:
-        # Items of a queue never make room for others.
-        fits = not self._config.is_queue or self._roster.size + count <= self._config.max_size
-        return fits and self._limiter.may_insert(count)
+    def _make_room(self, storage: Storage, lengths: np.ndarray, sources: np.ndarray | None) -> np.ndarray:
+        """Lets go what has to for new items with so many rows each; which of these stay, bool `[N]`."""
+        stays = self._roster.make_room(len(lengths))
+        self._settle()
+        longest = max(storage.longest, int(lengths.max(initial=1)))
+        while (lack := storage.lack(lengths, stays, sources)) > 0:
+            if not self._short_of_rows:
+                self._short_of_rows = True
+                log.warning("the replay is full before table.max_size: %s. Raise --table.max-bytes.", self._describe())
+            if not self._roster.size:
+                storage.forget_sources()
+            else:  # as many as it takes in any case, since each has at most the longest's rows
+                self._roster.make_more_room(stays, -(-lack // longest))
+                self._settle()
+        return stays
+
+    def _settle(self) -> None:
+        """Lets go the rows of items that left, and has those look who wait."""
+        left = self._roster.left()
+        if len(left) and self._storage is not None:
+            self._storage.release(left)
+            self._limiter.deleted += len(left)
+        self._changed.notify_all()
 
     def _may_sample(self, count: int) -> bool:
         return self._limiter.may_sample(count) and self._roster.uses_left(count) == count
 
     def _describe(self) -> str:
         size, limiter = self._roster.size, self._limiter
-        inserts, samples = self._waiting["insert"], self._waiting["sample"]
-        inserting, sampling = max(inserts, default=1), max(samples, default=1)
-        why = []
-        if not self._may_insert(inserting):
+        inserts, samples = self._waiting.counts("insert"), self._waiting.counts("sample")
+        sampling, why = max(samples, default=1), []
+        if not limiter.may_insert(max(inserts, default=1)):
             why.append("inserts wait for samples")
         if size < limiter.limits.min_size:
             why.append(f"samples wait for inserts, until there are min_size ({limiter.limits.min_size}) items")
@@ -259,17 +265,9 @@ class Table:
         elif not limiter.may_sample(sampling):
             why.append("samples wait for inserts, by samples_per_insert")
         if inserts and samples and len(why) == 2:
-            why.append("raise --table.max-size or --table.error-buffer")
+            why.append("raise --table.max-size, --table.max-bytes or --table.error-buffer")
+        held = "0 bytes" if self._storage is None else self._storage.describe(size)
         return (
-            f"{size} of {self._config.max_size} items are held ({size * self._item_bytes:,} bytes); "
-            f"{limiter.describe()}; inserts of {inserts} and samples of {samples} items are under way"
-            + "".join(f"; {reason}" for reason in why)
+            f"{size} of {self._config.max_size} items are held ({held}); "
+            f"{limiter.describe()}; {self._waiting.describe()}" + "".join(f"; {reason}" for reason in why)
         )
-
-
-def memory_bytes() -> int:
-    """Bytes of memory that this process may take: the machine's, or its control group's if that is less."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    group = Path("/sys/fs/cgroup/memory.max")
-    limit = group.read_text().strip() if group.exists() else "max"
-    return machine if limit == "max" else min(machine, int(limit))

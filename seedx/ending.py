@@ -1,0 +1,74 @@
+"""When a run is over."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from seedx.checks import ConfigError
+from seedx.config import Config
+
+
+class Ending:
+    """What stops a run; its wall time counts from here.
+
+    Args:
+        config: Of the run.
+        run_dir: The run directory.
+        failed: Set when a thread has failed.
+        signals: Numbers of the signals that came; others add to it.
+
+    Attributes:
+        solved: The figures that the goal was reached with; empty before.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, failed: threading.Event, signals: Sequence[int]) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._failed = failed
+        self._signals = signals
+        self._started = time.monotonic()
+        self.solved: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Since the start of this session."""
+        return time.monotonic() - self._started
+
+    def reason(self, env_steps: int) -> str | None:
+        """What stops the run after so many steps, as in summary.json; None: nothing does."""
+        config = self._config
+        if self._failed.is_set():
+            return "failed"
+        if self._signals:
+            return signal.Signals(self._signals[0]).name
+        if config.steps is not None and env_steps >= config.steps:
+            return "steps"
+        if config.seconds is not None and self.seconds >= config.seconds:
+            return "seconds"
+        return None
+
+    def check_actors(self, heard_at: float) -> None:
+        """Raises ConfigError when no training actor has asked for `hello_timeout_s`: perhaps none ever will.
+
+        Args:
+            heard_at: When one last asked, on the monotonic clock.
+        """
+        timeout_s = self._config.inference.hello_timeout_s
+        if time.monotonic() - heard_at > timeout_s:
+            raise ConfigError(
+                f"no training actor has asked for an action for {timeout_s:g} s: all are gone or hang. Continue with "
+                f"--resume --run-dir {self._run_dir} and start the actors too; raise --inference.hello-timeout-s if "
+                "they may stay away for longer."
+            )
+
+    def is_solved(self, mean: float, episodes: int) -> bool:
+        """Whether the mean return of so many episodes has reached the goal."""
+        goal = self._config.stop_at_return
+        if goal is None or episodes < self._config.metrics.return_window or mean < goal:
+            return False
+        self.solved = {"return_mean": mean, "return_episodes": episodes}
+        return True
