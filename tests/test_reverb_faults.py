@@ -116,6 +116,27 @@ def test_a_server_that_is_stopped_keeps_everything(launched, number, code):
     replay.close()
 
 
+def test_closing_while_a_server_is_gone_is_no_failure(launched):
+    server = launched(table_description(REPLAY, 1, "replay"))
+    server.serve()
+    replay = ReverbReplay(f"reverb://{server.address}", "replay")
+    insert(replay, 1)
+    replay.sample(1, S)
+    server.kill()
+    calls = (lambda: insert(replay, 2, timeout_s=1.0), lambda: replay.sample(1000, 1.0))
+    for call in calls:
+        with pytest.raises(ReplayGoneError):
+            call()
+    replay.close()
+    for thread in threading.enumerate():
+        if thread.name.endswith(server.address):  # waits for the server, or did until it was closed
+            thread.join(S)
+            assert not thread.is_alive(), thread.name
+    for call in calls:
+        with pytest.raises(ReplayTimeoutError, match="closed"):
+            call()
+
+
 def test_a_server_that_is_killed_at_work_costs_no_more_than_is_counted(launched):
     server = launched(table_description(TableConfig(max_size=100_000), 1, "replay"))
     server.serve()

@@ -287,9 +287,12 @@ class ReverbReplay:
 
     def _timeout_error(self, what: str) -> ReplayTimeoutError:
         """The error of a call that took too long. Raises ReverbLostError if a server has been gone for too long."""
-        if self._closed:
-            return ReplayTimeoutError(f"{what}: the replay is closed.")
-        state = self._tables.describe()
+        try:
+            state = self._tables.describe()
+        except Exception:
+            if not self._closed:
+                raise
+            state = "the replay is closed"
         gone = any(client.gone_s for client in self._clients)
         return (ReplayGoneError if gone else ReplayTimeoutError)(f"{what}: {state}.")
 

@@ -112,9 +112,11 @@ class Samples:
                     deadline - time.monotonic(),
                 )
                 self._wanted = count if prefetch else 0
+                if self._closed:
+                    return None
                 if self._failure is not None:
                     raise self._failure
-                if len(self._here) < count or self._closed:
+                if len(self._here) < count:
                     return None
                 self._changed.notify_all()
                 return [self._pop() for _ in range(count)]

@@ -254,7 +254,7 @@ class Writer:
         return self._closed or self._failure is not None
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
+        if self._failure is not None and not self._closed:  # closing lets calls fail that wait for a lost server
             raise self._failure
 
     def _is_done(self) -> bool:
