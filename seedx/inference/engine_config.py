@@ -85,13 +85,22 @@ class EngineConfig:
         Raises:
             ConfigError: it is no number of bytes.
         """
-        if self.memory_budget is None:
-            return None
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B|)", self.memory_budget, re.IGNORECASE)
-        suffix = found[2].upper().removesuffix("B") + "B" if found and found[2].upper() not in ("", "B") else ""
-        require(
-            found is not None and suffix in _SUFFIXES,
-            f"--memory-budget ({self.memory_budget!r}) must be bytes, for example 4GB, 512MiB or 4000000000.",
-        )
-        assert found is not None
-        return int(float(found[1]) * _SUFFIXES[suffix])
+        return parse_bytes(self.memory_budget, "--memory-budget")
+
+
+def parse_bytes(text: str | None, flag: str) -> int | None:
+    """A number of bytes, None for None.
+
+    Raises:
+        ConfigError: it is none; names the flag.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B|)", text, re.IGNORECASE)
+    suffix = found[2].upper().removesuffix("B") + "B" if found and found[2].upper() not in ("", "B") else ""
+    require(
+        found is not None and suffix in _SUFFIXES,
+        f"{flag} ({text!r}) must be bytes, for example 4GB, 512MiB or 4000000000.",
+    )
+    assert found is not None
+    return int(float(found[1]) * _SUFFIXES[suffix])
