@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seedx.checks import ConfigError
-from seedx.child import die_with_parent
 from seedx.config import Config
 from seedx.config_file import read_config
+from seedx.parent import die_with_parent
 from seedx.signals import on_stop
 from seedx.supervisor import REPLACED, USER_ERROR
 
