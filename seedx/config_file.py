@@ -73,6 +73,17 @@ def read_config(run_dir: str | Path) -> AnyConfig:
         raise ConfigError(f"{path} is not a run's config: {error}") from error
 
 
+def env_config(config: AnyConfig) -> Config:
+    """The same, of an environment run.
+
+    Raises:
+        ConfigError: it is a language model's.
+    """
+    require(isinstance(config, Config), f"agent {config.agent!r} acts in texts; this is for runs in environments.")
+    assert isinstance(config, Config)
+    return config
+
+
 def load_recipe(path: str | Path) -> AnyConfig:
     """Runs `config()` of a recipe file.
 

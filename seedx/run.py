@@ -30,11 +30,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seedx.checks import ConfigError, require
-from seedx.child import die_with_parent
 from seedx.config import Config
-from seedx.config_file import AnyConfig, read_config
+from seedx.config_file import AnyConfig, env_config, read_config
 from seedx.llm_config import LlmConfig
+from seedx.parent import die_with_parent
 from seedx.signals import on_stop
 from seedx.supervisor import REPLACED, USER_ERROR
 
@@ -52,9 +51,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         config = read_config(arguments.run_dir)
         if arguments.role == "actor":
-            require(isinstance(config, Config), f"a run of {config.agent} has no actors.")
-            assert isinstance(config, Config)
-            return _run_actor(arguments, config)
+            return _run_actor(arguments, env_config(config))
         return _run_learner(arguments, config)
     except ConfigError as error:
         print(f"{arguments.role}: {error}", file=sys.stderr)

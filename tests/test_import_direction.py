@@ -23,6 +23,7 @@ LAYERS = [
         "config_file",
         "imports",
         "memory",
+        "parent",
         "rundir",
         "seeds",
         "sharding",
@@ -31,7 +32,7 @@ LAYERS = [
         "threads",
     },
     {"bpe", "config", "types"},
-    {"agent_config", "learner_config", "table_config", "reverb_address", "tokenizer"},
+    {"agent_config", "learner_config", "reward_config", "table_config", "reverb_address", "tokenizer"},
     {"checks"},
 ]
 ACROSS = {

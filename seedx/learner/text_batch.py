@@ -73,15 +73,17 @@ def sequences_of(items: Ragged, config: GrpoConfig) -> Sequences:
         for i in range(1, per_group)  # the prompt again for each completion
     ]
     rows = np.concatenate(order)
-    columns = {name: items.rows[name][rows] for name in ("token", "sampled", "logprob", "version")}
+    tokens, sampled, logprobs, versions = (
+        items.rows[name][rows] for name in ("token", "sampled", "logprob", "version")
+    )
     lengths = np.array([len(part) for part in order], np.int64)
     starts = np.cumsum(lengths) - lengths
     left_out = np.isnan(rewards)
     if config.mask_truncated:
         left_out |= items.state["truncated"]
-    counted = np.where(left_out.ravel(), 0, np.add.reduceat(columns["sampled"].astype(np.int64), starts))
+    counted = np.where(left_out.ravel(), 0, np.add.reduceat(sampled.astype(np.int64), starts))
     advantages = _advantages(np.where(left_out, np.nan, rewards), counted, config)
-    return Sequences(lengths, *columns.values(), advantages, counted)
+    return Sequences(lengths, tokens, sampled, logprobs, versions, advantages, counted)
 
 
 def _advantages(rewards: np.ndarray, counted: np.ndarray, config: GrpoConfig) -> np.ndarray:

@@ -106,7 +106,7 @@ def make_update(loss: Loss, optimizer: optax.GradientTransformation, mesh: Mesh,
 
     shapes = jax.eval_shape(optimizer.init, params)
     state = optax.tree_map_params(
-        optimizer, lambda _, place: place, shapes, layout, transform_non_params=lambda _: whole
+        optimizer.init, lambda _, place: place, shapes, layout, transform_non_params=lambda _: whole
     )
     return TextUpdate(
         jax.jit(optimizer.init, in_shardings=(layout,), out_shardings=state),

@@ -33,7 +33,7 @@ class Prompt:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Prompt:
         """The prompt of `to_json`."""
-        return cls(**{**values, "messages": tuple(values["messages"])})
+        return cls(values["text"], tuple(values["messages"]), values["answer"], values["extra"])
 
 
 @runtime_checkable
