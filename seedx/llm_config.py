@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from seedx.checks import finite, not_negative, require
 from seedx.config import CheckpointConfig, MetricsConfig
+from seedx.device_config import MeshConfig
 from seedx.grpo_config import (
     DecodeConfig,
     GrpoConfig,
@@ -14,7 +15,6 @@ from seedx.grpo_config import (
     TextLearnerConfig,
     WarmStartConfig,
 )
-from seedx.inference.engine_config import MeshConfig
 from seedx.reverb_address import SCHEME, parse_address
 from seedx.reward_config import RewardConfig
 from seedx.table_config import TableConfig

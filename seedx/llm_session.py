@@ -9,21 +9,17 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seedx.checks import ConfigError, require
+from seedx.checks import ConfigError
 from seedx.ending import Ending
 from seedx.llm_config import LlmConfig
 from seedx.threads import Crew, spare_the_collector
 from seedx.types import Tree
 
 _POLL_S = 0.1
-_MAX_TOKENS = 256  # of a completion, where neither the run nor the task says
-_MEASURED_PROMPTS = 2000  # that the length of the longest prompt is taken over
-_ROUND = 16  # rows are a multiple of this long, so that they divide into chunks
-_REWARD_WAIT_S = 2.0  # for the workers to end
 
 
 class LlmSession:
@@ -51,7 +47,7 @@ class LlmSession:
     def run(self, done: threading.Event) -> None:
         """All of it; sets `done`, whether it succeeds or fails."""
         try:
-            self._open()
+            self._set_up()
             self._build_learner()
             self._build_engine()
             self._build_rollouts()
@@ -64,76 +60,42 @@ class LlmSession:
 
     # ---- building
 
-    def _open(self) -> None:
-        """The task, the model, and how long their texts are."""
-        from seedx import compilation_cache, sharding
-        from seedx.envs.text.encode import encode_prompt
-        from seedx.envs.text.load import load_task
+    def _set_up(self) -> None:
         from seedx.envs.text.prompts import PromptSource
-        from seedx.networks import transformer
-        from seedx.networks.model_source import open_model
+        from seedx.llm_setup import caster, set_up
+        from seedx.metrics import Metrics
 
-        compilation_cache.use()
-        config, sizes = self._config, self._config.mesh
-        self._task = load_task(config.task)
-        self._mesh = sharding.serve_mesh(data=sizes.data, fsdp=sizes.fsdp, tensor=sizes.tensor)
+        config = self._config
         _say(f"loading {config.model}")
-        model = open_model(
-            config.model,
-            "float32",
-            lambda found: sharding.serve_shardings(
-                self._mesh, transformer.logical_axes(found), transformer.abstract_params(found)
-            ),
-            seed=config.seed,
-        )
-        self._tokenizer, self._chat_template, self._model_name = model.tokenizer, model.chat_template, model.name
-        self._model_config, self._initial_params = model.config, model.params
-        prompts = self._task.prompts("train")
-        self._source = PromptSource(prompts, config.seed)
-        self._tokens_of = lambda prompt: encode_prompt(prompt, self._tokenizer, self._chat_template)
-        self._max_prompt = config.rollout.max_prompt_tokens or max(
-            len(self._tokens_of(prompts[i])) for i in range(min(len(prompts), _MEASURED_PROMPTS))
-        )
-        self._max_tokens = config.rollout.max_tokens or getattr(self._task, "max_tokens", _MAX_TOKENS)
-        self._length = -(-(self._max_prompt + self._max_tokens) // _ROUND) * _ROUND
-        require(
-            self._length <= model.config.max_length,
-            f"prompts of up to {self._max_prompt} tokens and completions of up to {self._max_tokens} are more than the "
-            f"{model.config.max_length} that {model.name} knows; lower --rollout.max-prompt-tokens or "
-            "--rollout.max-tokens.",
-        )
-
-    def _encode(self, prompt: Any) -> tuple[int, ...] | None:
-        tokens = self._tokens_of(prompt)
-        return tokens if len(tokens) <= self._max_prompt else None
+        self._setup, self._initial_params = set_up(config)
+        self._source = PromptSource(self._setup.task.prompts("train"), config.seed)
+        self._cast = caster(config.learner.dtype)
+        self._metrics = Metrics(rates=("env_steps", "updates", "completion_tokens"))
 
     def _build_learner(self) -> None:
         """The learner with its state: from a checkpoint, or from the model after its warm start."""
-        import jax
-
         from seedx import sharding
-        from seedx.agents.grpo import Model
+        from seedx.agents.grpo import grpo_loss
         from seedx.checkpoint import Checkpointer
         from seedx.learner.text_learner import Shapes, TextLearner, TextState, rows_of_a_part
+        from seedx.learner.token_logprobs import Model
         from seedx.llm_resume import resume_llm_run
-        from seedx.metrics import Metrics
+        from seedx.llm_warm_start import warm_started
 
-        config, learner = self._config, self._config.learner
+        config, learner, setup = self._config, self._config.learner, self._setup
         params, self._initial_params = self._initial_params, None  # of the warm start; there is no room for both
-        self._policy = Model(self._model_config, config.rollout.temperature, learner.dtype, learner.remat)
-        row_tokens = max(-(-learner.row_tokens // _ROUND) * _ROUND, self._length)
-        rows = rows_of_a_part(
-            learner, config.grpo.group_size, row_tokens // self._length, sharding.row_groups(self._mesh)
-        )
-        shapes = Shapes(self._max_tokens, row_tokens, rows)
-        self._metrics = Metrics(rates=("env_steps", "updates", "completion_tokens"))
+        self._policy = Model(setup.config, config.rollout.temperature, learner.dtype, learner.remat)
+        row_tokens = max(learner.row_tokens // setup.length, 1) * setup.length
+        row_groups = sharding.row_groups(setup.mesh)
+        rows = rows_of_a_part(learner, config.grpo.group_size, row_tokens // setup.length, row_groups)
         self.learner = TextLearner(
             self._policy,
+            partial(grpo_loss, self._policy, config.grpo),
             config.grpo,
             learner,
-            self._mesh,
+            setup.mesh,
             params,
-            shapes,
+            Shapes(setup.max_tokens, row_tokens, rows),
             self._publish,
             self._metrics,
             self._run_dir,
@@ -149,64 +111,21 @@ class LlmSession:
             state, progress = resume_llm_run(self._checkpointer, state)
             self._seconds_before, self._score_before, self._earlier_rewards = progress
         elif config.warm_start.reward:
-            params = jax.block_until_ready(self._warm_start(params))
+            params = warm_started(config, setup, self._source, self._policy, params, self._interrupted, _say)
             state = state._replace(params=params, reference=params if config.grpo.kl_cost else None)
         self.learner.state = state
         self._first_update = state.updates
 
     def _build_engine(self) -> None:
-        """Compiles learning and decoding, and starts to decode."""
-        import jax
-
-        from seedx import sharding
-        from seedx.inference.engine import Engine
-        from seedx.inference.memory_plan import plan_memory
-        from seedx.inference.scheduler import Limits, Scheduler
+        """Compiles learning and decoding."""
+        from seedx.llm_setup import make_scheduler
         from seedx.weights import Weights
 
-        config, state = self._config, self.learner.state
         _say("compiling")
         self.learner.compile()
-        dtype = config.learner.dtype
-        same = dtype == "float32"
-        self._cast: Callable[[Tree], Tree] = (
-            (lambda params: params)
-            if same
-            else jax.jit(lambda params: jax.tree.map(lambda leaf: leaf.astype(dtype), params))
-        )
-        params = self._cast(state.params)
-        budget = self._decode_budget()
-        launching = threading.Lock() if self._mesh.size > 1 else None
-        plan = plan_memory(
-            self._policy.config,
-            params,
-            budget,
-            length=self._length,
-            max_slots=config.decode.max_concurrent,
-            prefix_cache_bytes=budget // 16,
-            slots_multiple=sharding.row_groups(self._mesh),
-            mesh=self._mesh,
-        )
-        _say(plan.describe())
-        engine = Engine(
-            self._policy.config,
-            plan,
-            mesh=self._mesh,
-            steps_per_dispatch=min(config.decode.steps_per_dispatch, self._length),
-            launching=launching,
-        )
-        weights = Weights(state.updates, params)
-        engine.warm_up(weights)
-        groups = (config.max_staleness + 1) * config.learner.batch_size * config.grpo.group_size
-        limits = Limits(max_waiting=4 * (groups + 512), max_waiting_tokens=1 << 24)
-        self.scheduler = Scheduler(engine, weights, tokenizer=self._tokenizer, limits=limits, crew=self._crew)
-
-    def _decode_budget(self) -> int:
-        from seedx.inference.engine_config import parse_bytes
-        from seedx.memory import memory_bytes
-
-        given = parse_bytes(self._config.decode.memory_budget, "--decode.memory-budget")
-        return memory_bytes() // 4 if given is None else given
+        state = self.learner.state
+        weights = Weights(state.updates, self._cast(state.params))
+        self.scheduler = make_scheduler(self._config, self._setup, weights, self._crew, _say)
 
     def _build_rollouts(self) -> None:
         from seedx.envs.text.generation import Generation, Settings
@@ -218,10 +137,10 @@ class LlmSession:
         from seedx.replay.build import make_replay
         from seedx.report import Reporter
 
-        config, state, tokenizer = self._config, self.learner.state, self._tokenizer
+        config, state, tokenizer = self._config, self.learner.state, self._setup.tokenizer
         settings = Settings(
             group_size=config.grpo.group_size,
-            max_tokens=self._max_tokens,
+            max_tokens=self._setup.max_tokens,
             temperature=config.rollout.temperature,
             timeout_s=config.rollout.timeout_s,
             retries=config.rollout.retries,
@@ -229,7 +148,7 @@ class LlmSession:
         )
         self._pool = RewardPool(config.task, config.reward, self._metrics, self._crew)
         self._generation = Generation(
-            self.scheduler, self._task, tokenizer, self._pool, settings, self._metrics, self._crew
+            self.scheduler, self._setup.task, tokenizer, self._pool, settings, self._metrics, self._crew
         )
         title = f"{config.agent} on {config.task}, seed {config.seed}"
         samples = SampleLog(self._run_dir, lambda group: tokenizer.decode(group.prompt.tolist()), title)
@@ -237,7 +156,7 @@ class LlmSession:
             self._generation,
             self.scheduler,
             self._source,
-            self._encode,
+            self._setup.encode,
             pace=Pace(config.learner.batch_size, config.max_staleness),
             config=config.grpo,
             seed=config.seed,
@@ -258,47 +177,6 @@ class LlmSession:
         self._reporter = Reporter(
             config, self._run_dir, self._metrics, self._figures, self._crew.stop, LLM_VIEW, self._summary
         )
-
-    def _warm_start(self, params: Tree) -> Tree:
-        from seedx.learner.warm_start import warm_start
-
-        config, tokenizer = self._config.warm_start, self._tokenizer
-        end = tokenizer.eos_ids[:1]
-        position = iter(range(2**62))
-
-        def pairs(_: int) -> list[tuple]:
-            """The next prompts that are not too long, with their answers."""
-            found: list[tuple] = []
-            while len(found) < config.batch_size:
-                prompt = self._source.at(next(position)).prompt
-                tokens, answer = self._encode(prompt), tokenizer.encode(prompt.answer, add_bos=False)
-                require(bool(prompt.answer), f"task {self._config.task} gives no answers to warm start with.")
-                if tokens is not None and len(answer) < self._max_tokens:
-                    found.append((tokens, (*answer, *end)))
-            return found
-
-        started = shown = time.monotonic()
-
-        def progress(update: int, solved: float) -> None:
-            nonlocal shown
-            if self._crew.stop.is_set() or self._signals:
-                raise SystemExit(1)
-            if time.monotonic() - shown > 2.0:
-                shown = time.monotonic()
-                _say(f"warm start: {update:,} updates, {solved:.1%} right")
-
-        _say(f"warm start: supervised on the task's answers until {config.reward:.0%} are right")
-        params = warm_start(
-            self._policy,
-            config,
-            params,
-            pairs,
-            mesh=self._mesh,
-            row_tokens=self._length,
-            progress=progress,
-        )
-        _say(f"warm start: done after {time.monotonic() - started:.1f} s")
-        return params
 
     # ---- running
 
@@ -329,7 +207,7 @@ class LlmSession:
         service = DecodeService(DecodeMetrics())
         self._server = DecodeServer(service, f"localhost:{port}", None, Access(), self._crew.fail)
         self._server.start()
-        service.begin(self.scheduler, self._model_name, self._tokenizer, self._chat_template)
+        service.begin(self.scheduler, self._setup.name, self._setup.tokenizer, self._setup.chat_template)
         _say(f"the engine answers at {self._server.address}")
 
     def _stopped(self) -> bool:
@@ -380,7 +258,7 @@ class LlmSession:
         from seedx.envs.text.held_out import held_out
 
         config = self._config.held_out
-        prompts = self._task.prompts("test")
+        prompts = self._setup.task.prompts("test")
         count = min(config.num_prompts, len(prompts))
         if not count:
             return None
@@ -388,7 +266,7 @@ class LlmSession:
             self._generation,
             self.scheduler,
             [prompts[i] for i in range(count)],
-            self._encode,
+            self._setup.encode,
             num_samples=config.num_samples,
             seed=self._config.seed,
             stop=self._interrupted,
@@ -409,7 +287,7 @@ class LlmSession:
 
         config = self._config
         groups = f"{config.learner.batch_size} groups x {config.grpo.group_size} completions"
-        devices = f"{self._mesh.size} {self._mesh.devices.flat[0].platform}"
+        devices = f"{self._setup.mesh.size} {self._setup.mesh.devices.flat[0].platform}"
         return opening_line(config.agent, config.task, config.seed, groups, devices, str(self._run_dir))
 
     def _figures(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seedx.checks import ConfigError
 from seedx.config import Config
 from seedx.config_file import AnyConfig, env_config, read_config
 from seedx.llm_config import LlmConfig

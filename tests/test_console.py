@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from seedx.console import Console, closing_line, opening_line, sparkline, waiting_stage
+from seedx.console import Console, View, closing_line, opening_line, sparkline, waiting_stage
 
 FIGURES = {
     "env_steps": 412_160,

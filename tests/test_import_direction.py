@@ -13,8 +13,20 @@ LAYERS = [
     {"launch"},
     {"run"},
     {"learner_role", "serve_role", "supervisor"},
-    {"child", "session"},
-    {"agents", "ending", "evaluate", "report", "resume", "program", "serve_config"},
+    {"child", "llm_session", "session"},
+    {"evaluate_llm", "llm_warm_start"},
+    {
+        "agents",
+        "ending",
+        "evaluate",
+        "llm_setup",
+        "llm_resume",
+        "llm_view",
+        "report",
+        "resume",
+        "program",
+        "serve_config",
+    },
     {"learner", "inference", "envs", "replay", "cli", "console", "curve"},
     {"networks", "weights", "checkpoint", "metrics", "runlog", "profiling"},
     {
@@ -31,15 +43,36 @@ LAYERS = [
         "specs",
         "threads",
     },
+    {"llm_config"},
     {"bpe", "config", "types"},
-    {"agent_config", "learner_config", "reward_config", "table_config", "reverb_address", "tokenizer"},
+    {
+        "agent_config",
+        "device_config",
+        "grpo_config",
+        "learner_config",
+        "reward_config",
+        "table_config",
+        "reverb_address",
+        "tokenizer",
+    },
     {"checks"},
 ]
 ACROSS = {
     ("envs.actor", "inference.client"),
     ("envs.actor", "inference.wire"),
+    ("envs.text.generation", "inference.requests"),
+    ("envs.text.generation", "inference.scheduler"),
+    ("envs.text.generation", "learner.advantages"),
+    ("envs.text.group", "replay.items"),
+    ("envs.text.held_out", "inference.scheduler"),
+    ("envs.text.rollouts", "inference.scheduler"),
+    ("envs.text.rollouts", "learner.advantages"),
+    ("envs.text.rollouts", "replay.patience"),
+    ("envs.text.rollouts", "replay.replay"),
     ("learner.batches", "replay.patience"),
     ("learner.batches", "replay.replay"),
+    ("learner.text_batch", "replay.items"),
+    ("learner.text_learner", "replay.items"),
     ("inference.delivery", "replay.patience"),
     ("inference.delivery", "replay.replay"),
     ("inference.policy", "replay.replay"),
@@ -103,6 +136,8 @@ import seedx.run, seedx.envs.actor, seedx.envs.make, seedx.inference.client, see
 import seedx.envs.catch, seedx.envs.memory, seedx.envs.dm_env_adapter, seedx.envs.gymnasium_adapter
 import seedx.envs.envpool_adapter
 import seedx.inference.decode_client
+import seedx.envs.text.load, seedx.envs.text.strings, seedx.envs.text.calculator, seedx.envs.text.reasoning_gym_task
+import seedx.envs.text.prompts, seedx.envs.text.encode
 heavy = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow", "torch", "matplotlib", "tensorboardX"}
 print(", ".join(sorted(heavy & sys.modules.keys())))
 """

@@ -2,49 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
 from seedx.grpo_config import GrpoConfig
 from seedx.learner import policy_loss
 from seedx.learner.kl import kl_terms
 from seedx.learner.policy_loss import PolicyLoss
-from seedx.learner.text_batch import TokenBatch
-from seedx.learner.token_logprobs import token_logprobs
-from seedx.networks.transformer_config import TransformerConfig
-
-
-class Model(NamedTuple):
-    """How log-probabilities are computed.
-
-    Attributes:
-        config: Of the transformer.
-        temperature: Of the distribution that completions are drawn from.
-        dtype: That the model computes in.
-        remat: Whether the gradient computes each block anew.
-    """
-
-    config: TransformerConfig
-    temperature: float = 1.0
-    dtype: DTypeLike = jnp.float32
-    remat: bool = False
-
-    def logprobs(self, params: PyTree, batch: TokenBatch) -> tuple[Float[Array, "R L"], Float[Array, "R L"]]:
-        """Log-probability of each token, and the entropy that it was drawn with."""
-        return token_logprobs(
-            self.config,
-            params,
-            batch.tokens,
-            batch.positions,
-            batch.segments,
-            temperature=self.temperature,
-            dtype=self.dtype,
-            remat=self.remat,
-        )
+from seedx.learner.text_batch import TokenBatch, sequence_ids
+from seedx.learner.token_logprobs import Model
 
 
 def grpo_loss(
@@ -90,7 +57,7 @@ def _policy_loss(config: GrpoConfig, logprobs: Array, batch: TokenBatch, mask: A
             return policy_loss.clipped(*arrays, clip_low=low, clip_high=high, dual_clip=config.dual_clip or None)
         case "gspo":
             dual_clip = config.dual_clip or None
-            return policy_loss.gspo(*arrays, *_sequence_ids(batch), clip_low=low, clip_high=high, dual_clip=dual_clip)
+            return policy_loss.gspo(*arrays, *sequence_ids(batch), clip_low=low, clip_high=high, dual_clip=dual_clip)
         case "cispo":
             return policy_loss.cispo(*arrays, clip_high=high)
 
@@ -102,29 +69,7 @@ def _importance(config: GrpoConfig, batch: TokenBatch, mask: Array) -> policy_lo
         batch.old,
         batch.behaviour,
         mask,
-        *_sequence_ids(batch),
+        *sequence_ids(batch),
         mode=config.importance,
         high=config.importance_bound,
     )
-
-
-def _sequence_ids(batch: TokenBatch) -> tuple[Array, int]:
-    """A number for each sequence of the rows, and how many there may be: each has two tokens at least."""
-    rows, length = batch.segments.shape
-    most = length // 2 + 1
-    return jnp.arange(rows)[:, None] * most + batch.segments, rows * most
-
-
-def imitation_loss(model: Model, params: PyTree, batch: TokenBatch) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """-sum of log p over trained tokens, with their weights: supervised learning of given completions.
-
-    The metric "solved" sums over sequences the probability of a whole completion: what sampling would score.
-    """
-    logprobs, _ = model.logprobs(params, batch)
-    mask = jnp.asarray(batch.trained)
-    said = jnp.where(mask, logprobs, 0.0)
-    ids, count = _sequence_ids(batch)
-    whole = jax.ops.segment_sum(said.ravel(), ids.ravel(), count)
-    there = jax.ops.segment_max(mask.ravel().astype(jnp.int32), ids.ravel(), count) > 0
-    solved = jnp.sum(jnp.exp(whole), where=there)
-    return -jnp.sum(said * batch.weight), {"solved": jax.lax.stop_gradient(solved), "sequences": jnp.sum(there)}

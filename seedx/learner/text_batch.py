@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from seedx.grpo_config import GrpoConfig
 from seedx.learner import advantages as adv
@@ -133,3 +135,10 @@ def pack_batch(
         old=logprobs,
     )
     return batch, packing
+
+
+def sequence_ids(batch: TokenBatch) -> tuple[Array, int]:
+    """A number for each sequence of the rows, and how many there may be: each has two tokens at least."""
+    rows, length = batch.segments.shape
+    most = length // 2 + 1
+    return jnp.arange(rows)[:, None] * most + batch.segments, rows * most

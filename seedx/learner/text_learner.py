@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +15,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from seedx import sharding
-from seedx.agents.grpo import Model, grpo_loss
 from seedx.grpo_config import GrpoConfig, TextLearnerConfig
 from seedx.learner.learner import NonFiniteError
 from seedx.learner.packing import microbatches
 from seedx.learner.text_batch import Sequences, TokenBatch, pack_batch, sequences_of
-from seedx.learner.text_update import Sums, make_optimizer, make_update
+from seedx.learner.text_update import Loss, Sums, make_optimizer, make_update
+from seedx.learner.token_logprobs import Model
 from seedx.metrics import Metrics
 from seedx.replay.items import Ragged
 from seedx.types import Tree
@@ -71,7 +70,8 @@ class TextLearner:
 
     Args:
         model: How log-probabilities are computed.
-        loss: Settings of the loss.
+        loss: Of parts of a batch.
+        settings: Of the loss.
         config: Of the learner.
         mesh: Of `sharding.serve_mesh`.
         params: Like those of the model, where they live.
@@ -90,7 +90,8 @@ class TextLearner:
     def __init__(
         self,
         model: Model,
-        loss: GrpoConfig,
+        loss: Loss,
+        settings: GrpoConfig,
         config: TextLearnerConfig,
         mesh: Mesh,
         params: Tree,
@@ -99,10 +100,10 @@ class TextLearner:
         metrics: Metrics,
         run_dir: Path,
     ) -> None:
-        self._loss, self._config, self._shapes = loss, config, shapes
+        self._settings, self._config, self._shapes = settings, config, shapes
         self.lag_sum = 0.0
         self._publish, self._metrics, self._run_dir = publish, metrics, run_dir
-        self._programs = make_update(partial(grpo_loss, model, loss), make_optimizer(config), mesh, params)
+        self._programs = make_update(loss, make_optimizer(config), mesh, params)
         self._rows = sharding.split_rows(mesh)
         self._logprobs = jax.jit(
             lambda params, batch: model.logprobs(params, batch)[0],
@@ -121,7 +122,7 @@ class TextLearner:
             sums = self._programs.add(sums, self._gradient(batch))
         spare = self._programs.init(state.params)  # it will be donated
         jax.block_until_ready(self._programs.step(state.params, spare, sums.gradient, sums.loss, np.float32(0.0)))
-        if self._loss.old == "recomputed":
+        if self._settings.old == "recomputed":
             jax.block_until_ready(self._logprobs(state.params, self._placed(batch)))
 
     def step(self, items: Ragged) -> None:
@@ -132,16 +133,16 @@ class TextLearner:
         """
         started = time.monotonic()
         state, shapes = self.state, self._shapes
-        sequences = sequences_of(items, self._loss)
+        sequences = sequences_of(items, self._settings)
         batch, _ = pack_batch(
             sequences,
-            self._loss,
+            self._settings,
             max_tokens=shapes.max_tokens,
             row_tokens=shapes.row_tokens,
             rows_multiple=shapes.rows,
         )
         parts = microbatches(batch, shapes.rows)
-        if self._loss.old == "recomputed":
+        if self._settings.old == "recomputed":
             parts = [part._replace(old=np.asarray(self._logprobs(state.params, self._placed(part)))) for part in parts]
         sums = self._gradient(parts[0])
         for part in parts[1:]:

@@ -6,12 +6,14 @@ Letters: R rows, L tokens of a row, D width, V vocabulary.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
+from seedx.learner.text_batch import TokenBatch
 from seedx.networks import transformer
 from seedx.networks.transformer_config import TransformerConfig
 
@@ -53,7 +55,7 @@ def token_logprobs(
         entropy = -jnp.sum(jnp.exp(jax.lax.stop_gradient(logprobs)) * logprobs, axis=-1)
         return jnp.take_along_axis(logprobs, following[..., None], axis=-1)[..., 0], entropy
 
-    chunks = _chunks(*tokens.shape, config.vocab_size)
+    chunks = _chunks(tokens.shape, config.vocab_size)
     if chunks == 1:
         logprobs, entropy = said(x, following)
     else:
@@ -63,8 +65,9 @@ def token_logprobs(
     return jnp.roll(logprobs, 1, axis=1), jnp.roll(entropy, 1, axis=1)
 
 
-def _chunks(rows: int, length: int, vocab_size: int) -> int:
+def _chunks(shape: tuple[int, ...], vocab_size: int) -> int:
     """Parts of a row's tokens whose logits are held together: the least divisor of its length that is enough."""
+    rows, length = shape
     wanted = math.ceil(rows * length * vocab_size * 4 / _CHUNK_BYTES)
     return next(n for n in range(1, length + 1) if length % n == 0 and (n >= wanted or n == length))
 
@@ -72,3 +75,32 @@ def _chunks(rows: int, length: int, vocab_size: int) -> int:
 def _split(x: Array, chunks: int) -> Array:
     """[R, L, ...] as [chunks, R, L / chunks, ...]."""
     return jnp.moveaxis(x.reshape(x.shape[0], chunks, -1, *x.shape[2:]), 1, 0)
+
+
+class Model(NamedTuple):
+    """How log-probabilities are computed.
+
+    Attributes:
+        config: Of the transformer.
+        temperature: Of the distribution that completions are drawn from.
+        dtype: That the model computes in.
+        remat: Whether the gradient computes each block anew.
+    """
+
+    config: TransformerConfig
+    temperature: float = 1.0
+    dtype: DTypeLike = jnp.float32
+    remat: bool = False
+
+    def logprobs(self, params: PyTree, batch: TokenBatch) -> tuple[Float[Array, "R L"], Float[Array, "R L"]]:
+        """Log-probability of each token, and the entropy that it was drawn with."""
+        return token_logprobs(
+            self.config,
+            params,
+            batch.tokens,
+            batch.positions,
+            batch.segments,
+            temperature=self.temperature,
+            dtype=self.dtype,
+            remat=self.remat,
+        )

@@ -10,16 +10,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.sharding import Mesh
+from jaxtyping import Float, PyTree
 
 from seedx import sharding
-from seedx.agents.grpo import Model, imitation_loss
 from seedx.checks import ConfigError
 from seedx.grpo_config import TextLearnerConfig, WarmStartConfig
 from seedx.learner.packing import pack, place, positions_and_segments
-from seedx.learner.text_batch import TokenBatch
+from seedx.learner.text_batch import TokenBatch, sequence_ids
 from seedx.learner.text_update import make_optimizer, make_update
+from seedx.learner.token_logprobs import Model
 from seedx.types import Tree
 
 _SMOOTHING = 0.8  # of the probability, over batches
@@ -80,3 +83,18 @@ def _batch(pairs: Sequence[Pair], row_tokens: int, rows: int) -> TokenBatch:
     nothing = np.zeros((packing.num_rows, row_tokens), np.float32)
     weight = place(packing, answered / np.float32(answered.sum()))
     return TokenBatch(place(packing, tokens), positions, segments, weight > 0, weight, nothing, nothing, nothing)
+
+
+def imitation_loss(model: Model, params: PyTree, batch: TokenBatch) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """-sum of log p over trained tokens, with their weights: supervised learning of given completions.
+
+    The metric "solved" sums over sequences the probability of a whole completion: what sampling would score.
+    """
+    logprobs, _ = model.logprobs(params, batch)
+    mask = jnp.asarray(batch.trained)
+    said = jnp.where(mask, logprobs, 0.0)
+    ids, count = sequence_ids(batch)
+    whole = jax.ops.segment_sum(said.ravel(), ids.ravel(), count)
+    there = jax.ops.segment_max(mask.ravel().astype(jnp.int32), ids.ravel(), count) > 0
+    solved = jnp.sum(jnp.exp(whole), where=there)
+    return -jnp.sum(said * batch.weight), {"solved": jax.lax.stop_gradient(solved), "sequences": jnp.sum(there)}

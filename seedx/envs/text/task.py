@@ -58,7 +58,11 @@ class Task(Protocol):
 
 @runtime_checkable
 class MultiTurnTask(Task, Protocol):
-    """A task that answers: the model's turn, the environment's text, the model's next turn, and so on."""
+    """A task that answers: the model's turn, the environment's text, the model's next turn, and so on.
+
+    The completion that `reward` gets is the whole conversation after the prompt: the texts of all turns and of what the
+    environment said between them, joined as they are. `max_tokens` is of all this, too.
+    """
 
     def reply(self, prompt: Prompt, turns: Sequence[str]) -> str | None:
         """The environment's text after the model's turns so far; None: the conversation is over."""
