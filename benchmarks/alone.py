@@ -19,6 +19,7 @@ import numpy as np
 from seedx import cli, sharding
 from seedx.agents.build import build_agent
 from seedx.config import Config
+from seedx.config_file import env_config
 from seedx.envs.actor import env_seeds
 from seedx.envs.make import make_env
 from seedx.inference.step import make_policy_step
@@ -160,7 +161,7 @@ def _cut(unroll: Unroll, part: slice) -> Unroll:
 def main(argv: list[str]) -> None:
     """Trains and prints the rate."""
     sys.path.insert(0, str(Path.cwd()))
-    config = cli.parse(argv)
+    config = env_config(cli.parse(argv))
     result = Loop(config).train(config.steps or float("inf"), report=True)
     rate = result.env_steps / result.seconds
     print(f"RESULT alone_env_steps_per_s {rate:.0f} steps/s")

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from seedx import cli
 from seedx.config import Config
+from seedx.config_file import env_config
 from seedx.runlog import read_rows
 
 ROOT = Path(__file__).parent.parent
@@ -90,7 +91,7 @@ def alone_rate(flags: list[str], seconds: float) -> float:
 
 def cartpole(flags: list[str], pairs: int, seconds: float) -> None:
     flags = ["--config", str(ROOT / "configs" / "impala_cartpole_fast.py"), *flags]
-    config = cli.parse(flags)
+    config = env_config(cli.parse(flags))
     ratios, rates = [], []
     for pair in range(pairs):
         rate, last = run_rate(flags, seconds)

@@ -2,6 +2,7 @@
 
     python launch/local.py --agent impala
     python launch/local.py --agent impala --env Pong-v5 --num-actors 4 --envs-per-actor 16
+    python launch/local.py --agent grpo
     python launch/local.py --resume --run-dir RUN_DIR
 
 The run directory gets config.json, metrics.jsonl, summary.json, checkpoints/, curve.png and logs/<role>.log. Exit
@@ -27,6 +28,7 @@ def main(argv: list[str]) -> int:
     from seedx import cli, rundir
     from seedx.checks import ConfigError
     from seedx.config_file import differing_flags, from_json
+    from seedx.llm_config import LlmConfig
     from seedx.program import make_program
     from seedx.supervisor import USER_ERROR, supervise
 
@@ -55,7 +57,8 @@ def main(argv: list[str]) -> int:
         code = supervise(program)
     if former is not None and rundir.newest_update(config.run_dir) == before:
         rundir.write_config(config.run_dir, former)  # Nothing was learned with the new one, which may not even fit.
-        lasts = {name: getattr(config, name) for name in ("steps", "seconds", "stop_at_return")}  # refuses nothing
+        goal = "stop_at_reward" if isinstance(config, LlmConfig) else "stop_at_return"
+        lasts = {name: getattr(config, name) for name in ("steps", "seconds", goal)}  # refuses nothing
         as_before = dataclasses.replace(from_json(former), resume=True, run_dir=config.run_dir, **lasts)
         if code == USER_ERROR and (changed := differing_flags(as_before, config)):
             print(f"local.py: this run was resumed with {', '.join(changed)}.", file=sys.stderr)

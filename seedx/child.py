@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
 
+from seedx.parent import PARENT_PID
 from seedx.program import Role
 
-_PARENT_PID = "SEEDX_PARENT_PID"
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TAIL_LINES = 40
 _TAIL_BYTES = 16_384
-
-
-def die_with_parent() -> None:
-    """Ties this process to the supervisor that started it: SIGKILL when that dies. Does nothing if none did."""
-    parent = os.environ.pop(_PARENT_PID, None)  # Popped: children of this process have another parent.
-    if parent is None or sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # It died before the line above.
-        os._exit(1)
 
 
 class Child:
@@ -57,7 +44,7 @@ class Child:
         """Starts a process; one of an actor is told how many there were before."""
         learner = self.role.kind == "learner"
         restart = ("--restart", str(self._restarts)) if self._restarts and self.role.kind == "actor" else ()
-        env = {**os.environ, **self.role.env, _PARENT_PID: str(os.getpid())}
+        env = {**os.environ, **self.role.env, PARENT_PID: str(os.getpid())}
         with self.log.open("ab") as log, _interrupts_kept(learner):
             self._log_start = log.tell()
             self.process = subprocess.Popen(

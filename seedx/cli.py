@@ -17,7 +17,8 @@ import tyro
 from seedx import rundir
 from seedx.checks import ConfigError
 from seedx.config import Config
-from seedx.config_file import load_recipe, read_config, to_json
+from seedx.config_file import AnyConfig, load_recipe, read_config, to_json
+from seedx.llm_config import AGENTS, LlmConfig
 
 # The checkout's recipes; an installed wheel has none.
 RECIPES = Path(__file__).parent.parent / "configs"
@@ -31,7 +32,7 @@ _MUJOCO_V5 = frozenset(
 
 @dataclass(frozen=True)
 class _Flags:
-    """All flags.
+    """All flags of an environment run; --agent grpo has others.
 
     Attributes:
         config: File whose config() gives the defaults; None: the recipe in configs/ that fits agent and env.
@@ -43,21 +44,36 @@ class _Flags:
 
 
 @dataclass(frozen=True)
+class _LlmFlags:
+    """All flags of a language model's run.
+
+    Attributes:
+        config: File whose config() gives the defaults; None: the recipe in configs/ that fits task and model.
+        run: The run.
+    """
+
+    run: Annotated[LlmConfig, tyro.conf.arg(name="")]
+    config: Path | None = None
+
+
+@dataclass(frozen=True)
 class _Choosers:
     """The flags that choose where the other flags' defaults come from."""
 
     config: Path | None = None
     agent: str = Config.agent
     env: str | None = None
+    task: str | None = None
+    model: str | None = None
     run_dir: Path | None = None
     resume: bool = False
 
 
-def parse(argv: Sequence[str], *, prog: str | None = None, description: str = "") -> Config:
+def parse(argv: Sequence[str], *, prog: str | None = None, description: str = "") -> AnyConfig:
     """The config that the flags describe.
 
     Defaults come from `--config FILE`; else, with `--resume --run-dir DIR`, from DIR/config.json; else from the recipe
-    in configs/ that fits agent and env; else from `Config()`.
+    in configs/ that fits agent and env (task and model); else from `Config()`, or of an LLM run from `LlmConfig()`.
 
     Args:
         argv: Flags, without the program's name.
@@ -69,23 +85,29 @@ def parse(argv: Sequence[str], *, prog: str | None = None, description: str = ""
         SystemExit: after `--help` (0), or a flag is unknown or its value cannot be parsed (2).
     """
     choosers, _ = tyro.cli(_Choosers, args=argv, prog=prog, add_help=False, return_unknown_args=True)
-    default = _Flags(run=_defaults(choosers), config=choosers.config)
+    run = _defaults(choosers)
+    flags = _LlmFlags(run, choosers.config) if isinstance(run, LlmConfig) else _Flags(run, choosers.config)
     try:
-        return tyro.cli(_Flags, args=argv, prog=prog, description=description, default=default).run
+        return tyro.cli(type(flags), args=argv, prog=prog, description=description, default=flags).run
     except BrokenPipeError:  # `--help | head`; the descriptor is replaced so that the flush at exit does not fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
 
 
-def _defaults(choosers: _Choosers) -> Config:
+def _defaults(choosers: _Choosers) -> AnyConfig:
     if choosers.config is not None:
         return load_recipe(choosers.config)
     if choosers.resume and choosers.run_dir is not None:
         _require_run(choosers.run_dir)
         return read_config(choosers.run_dir)
-    name = recipe_name(choosers.agent, choosers.env)
+    of_llm = choosers.agent in AGENTS
+    name = (
+        llm_recipe_name(choosers.agent, choosers.task, choosers.model)
+        if of_llm
+        else recipe_name(choosers.agent, choosers.env)
+    )
     path = RECIPES / f"{name}.py"
-    return load_recipe(path) if name is not None and path.is_file() else Config()
+    return load_recipe(path) if name is not None and path.is_file() else (LlmConfig if of_llm else Config)()
 
 
 def recipe_name(agent: str, env: str | None) -> str | None:
@@ -111,6 +133,12 @@ def recipe_name(agent: str, env: str | None) -> str | None:
             return None
 
 
+def llm_recipe_name(agent: str, task: str | None, model: str | None) -> str | None:
+    """Name of the recipe in configs/ that fits, or None: there is one for the tiny model and the built-in tasks."""
+    built_in = task in (None, "reverse", "sort", "sums", "calculator")
+    return agent if built_in and model in (None, "tiny") else None
+
+
 def is_atari(env: str) -> bool:
     """Whether EnvPool knows `env` as an Atari game. Goes by the name: importing EnvPool takes seconds."""
     game, dash, version = env.partition("-")
@@ -125,13 +153,13 @@ def _require_run(run_dir: Path) -> None:
         )
 
 
-def default_run_dir(config: Config) -> str:
-    """runs/<agent>-<env>-<date and time>, every name made fit for a file system."""
+def default_run_dir(config: AnyConfig) -> str:
+    """runs/<agent>-<env or task>-<date and time>, every name made fit for a file system."""
     names = (re.sub(r"[^A-Za-z0-9_.-]+", "_", name) for name in (config.agent, config.env))
     return f"runs/{'-'.join(names)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def prepare_run_dir(config: Config) -> Config:
+def prepare_run_dir(config: AnyConfig) -> AnyConfig:
     """Makes the run directory, writes its config.json, and returns the config with `run_dir` filled in.
 
     Raises:

@@ -276,6 +276,11 @@ class Config:
         require(self.seconds is None or self.seconds > 0, f"seconds ({self.seconds}) must be positive.")
 
     @property
+    def goal(self) -> float | None:
+        """The mean return that the run stops at."""
+        return self.stop_at_return
+
+    @property
     def envs_per_group(self) -> int:
         """Environments of one group of one actor."""
         return self.envs_per_actor // self.actor.groups

@@ -10,6 +10,9 @@ from typing import Any
 
 from seedx.checks import ConfigError, require
 from seedx.config import Config
+from seedx.llm_config import AGENTS, LlmConfig
+
+AnyConfig = Config | LlmConfig  # of an environment run, or of a language model's
 
 
 def to_json(config: Any) -> str:
@@ -17,13 +20,15 @@ def to_json(config: Any) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
-def from_json(text: str) -> Config:
-    """The config of `to_json`.
+def from_json(text: str) -> AnyConfig:
+    """The config of `to_json`; of an LLM run if its agent is one of those.
 
     Raises:
         ConfigError: a key is unknown, or a value is not allowed.
     """
-    return _build(Config, json.loads(text), "config")
+    values = json.loads(text)
+    of_llm = isinstance(values, dict) and values.get("agent") in AGENTS
+    return _build(LlmConfig if of_llm else Config, values, "config")
 
 
 def _build(cls: type, values: Any, path: str) -> Any:
@@ -34,8 +39,8 @@ def _build(cls: type, values: Any, path: str) -> Any:
     built = {}
     for name, value in values.items():
         factory = fields[name].default_factory
-        if isinstance(factory, type) and dataclasses.is_dataclass(factory):
-            value = _build(factory, value, f"{path}.{name}")
+        if factory is not dataclasses.MISSING and dataclasses.is_dataclass(part := factory()):
+            value = _build(type(part), value, f"{path}.{name}")  # type: ignore[arg-type]
         built[name] = tuple(value) if isinstance(value, list) else value
     return cls(**built)
 
@@ -53,7 +58,7 @@ def differing_flags(then: Any, now: Any, path: str = "--") -> list[str]:
     return found
 
 
-def read_config(run_dir: str | Path) -> Config:
+def read_config(run_dir: str | Path) -> AnyConfig:
     """The config.json of a run directory.
 
     Raises:
@@ -68,11 +73,22 @@ def read_config(run_dir: str | Path) -> Config:
         raise ConfigError(f"{path} is not a run's config: {error}") from error
 
 
-def load_recipe(path: str | Path) -> Config:
+def env_config(config: AnyConfig) -> Config:
+    """The same, of an environment run.
+
+    Raises:
+        ConfigError: it is a language model's.
+    """
+    require(isinstance(config, Config), f"agent {config.agent!r} acts in texts; this is for runs in environments.")
+    assert isinstance(config, Config)
+    return config
+
+
+def load_recipe(path: str | Path) -> AnyConfig:
     """Runs `config()` of a recipe file.
 
     Raises:
-        ConfigError: there is no such file, or it defines no `config()` that returns a Config.
+        ConfigError: there is no such file, or it defines no `config()` that returns a Config or LlmConfig.
     """
     path = Path(path)
     require(path.is_file(), f"config file {str(path)!r} does not exist.")
@@ -83,7 +99,10 @@ def load_recipe(path: str | Path) -> Config:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     make = getattr(module, "config", None)
-    require(callable(make), f"{path} must define config() -> seedx.config.Config.")
+    require(callable(make), f"{path} must define config() -> seedx.config.Config, or seedx.llm_config.LlmConfig.")
     made = make()  # type: ignore[misc]
-    require(isinstance(made, Config), f"config() of {path} returned {type(made).__name__}; it must be a Config.")
+    require(
+        isinstance(made, AnyConfig),
+        f"config() of {path} returned {type(made).__name__}; it must be a Config or an LlmConfig.",
+    )
     return made

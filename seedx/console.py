@@ -10,8 +10,8 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from seedx.runlog import History
 
@@ -62,38 +62,49 @@ _STALL_S = 10.0
 _SPARK_WIDTH = 48
 
 
+class View(NamedTuple):
+    """How runs of one kind are shown.
+
+    Attributes:
+        rows: Of the panel.
+        line: Labels of the cells that a plain line consists of.
+        score: "return" or "reward", whose `<score>_mean` is drawn.
+        stage: Says of two snapshots what is waited for, None if there was progress.
+    """
+
+    rows: Mapping[str, Cells]
+    line: Sequence[str]
+    score: str
+    stage: Callable[[Figures, Figures], str | None]
+
+
 class Console:
     """Shows one run on one stream. One thread calls it."""
 
     def __init__(
         self,
         *,
-        rows: Mapping[str, Cells] = ENVIRONMENT_ROWS,
-        line: Sequence[str] = ENVIRONMENT_LINE,
-        curve: str = "return_mean",
-        stage: Callable[[Figures, Figures], str | None] | None = None,
+        view: View | None = None,
         stream: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Shows nothing yet.
 
         Args:
-            rows: Rows of the panel.
-            line: Labels of the cells that a plain line consists of.
-            curve: Figure that is drawn as a sparkline.
-            stage: Says of two snapshots what is waited for, None if there was progress; default `waiting_stage`.
+            view: What is shown; None: an environment run.
             stream: Text stream, default stdout. A panel if it is a terminal that knows block characters.
             clock: Seconds.
         """
         self._stream = sys.stdout if stream is None else stream
-        self._rows, self._line, self._curve = rows, line, curve
-        self._stage = stage or waiting_stage
+        self._rows, self._line, score, self._stage = view or ENVIRONMENT_VIEW
+        self._curve = f"{score}_mean"
         self._clock = clock
         self._started = self._next_line = clock()
         self._progressed: tuple[float, Figures] = (self._started, {})
         self._history: History[float] = History()
         self._live: Any = None  # rich.live.Live
         self._title = ""
+        self._warned: Collection[str] = ()
 
     def start(self, opening: str) -> None:
         """Prints the line that says what runs and where, and opens the panel on a terminal."""
@@ -118,6 +129,12 @@ class Console:
             cells = {label: text for row in self._cells(figures).values() for label, text in row}
             shown = "  ".join(f"{label} {cells[label]}" for label in self._line if label in cells)
             self._print(f"{elapsed:7.1f} s  {stall or shown or 'starting'}")
+
+    def warn(self, warnings: Mapping[str, str]) -> None:
+        """Prints warnings by their kind; one of a kind that was there a moment ago is not said again."""
+        for kind in warnings.keys() - self._warned:
+            self._print(f"warning: {warnings[kind]}")
+        self._warned = warnings.keys()
 
     def finish(self, closing: str) -> None:
         """Closes the panel and prints the last line."""
@@ -166,6 +183,9 @@ def waiting_stage(before: Figures, now: Figures) -> str | None:
     return "actors are connected but send nothing: an environment or the policy's compilation takes its time"
 
 
+ENVIRONMENT_VIEW = View(ENVIRONMENT_ROWS, ENVIRONMENT_LINE, "return", waiting_stage)
+
+
 def opening_line(agent: str, env: str, seed: int, actors: str, devices: str, run_dir: str) -> str:
     """For example `impala on CartPole-v1, seed 1: 2 actors x 32 environments, learner on 1 cpu -> runs/impala`."""
     return f"{agent} on {env}, seed {seed}: {actors}, learner on {devices} -> {run_dir}"
@@ -182,7 +202,8 @@ def closing_line(summary: Figures, run_dir: str, stop_at: float | None = None) -
     why, score = summary["exit"], "reward" if "reward_mean" in summary else "return"
     mean = summary.get(f"{score}_mean")
     where = shlex.quote(run_dir)
-    evaluate = f"python launch/evaluate.py {where} --episodes 20"
+    how = "--episodes 20" if score == "return" else "--num-prompts 200"
+    evaluate = f"python launch/evaluate.py {where} {how}"
     resume = f"python launch/local.py --run-dir {where} --resume"
     happened, follow = {
         "solved": ("solved", evaluate),
@@ -200,8 +221,13 @@ def closing_line(summary: Figures, run_dir: str, stop_at: float | None = None) -
         goal = f" {'>=' if mean >= stop_at else '<'} {stop_at:g}" if stop_at is not None else ""
         result = f"{score} {mean:,.1f}{goal}" if abs(mean) >= 10 else f"{score} {mean:.3g}{goal}"
         if summary.get("return_episodes"):
-            result += f" over {summary['return_episodes']:,.0f} episodes"
-    steps = f" ({summary['env_steps']:,.0f} steps)" if summary.get("env_steps") is not None else ""
+            of = "episodes" if score == "return" else "completions"
+            result += f" over {summary['return_episodes']:,.0f} {of}"
+    if score == "reward" and summary.get("held_out_reward_after") is not None:
+        before, after = summary["held_out_reward_before"], summary["held_out_reward_after"]
+        result += f"; held out {f'{before:.3f} -> ' if before is not None else ''}{after:.3f}"
+    what = "steps" if score == "return" else "completions"
+    steps = f" ({summary['env_steps']:,.0f} {what})" if summary.get("env_steps") is not None else ""
     return f"{happened}: {result} in {summary['seconds']:,.1f} s{steps}. Next: {follow}"
 
 

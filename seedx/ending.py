@@ -10,6 +10,7 @@ from pathlib import Path
 
 from seedx.checks import ConfigError
 from seedx.config import Config
+from seedx.llm_config import LlmConfig
 
 
 class Ending:
@@ -25,7 +26,9 @@ class Ending:
         solved: The figures that the goal was reached with; empty before.
     """
 
-    def __init__(self, config: Config, run_dir: Path, failed: threading.Event, signals: Sequence[int]) -> None:
+    def __init__(
+        self, config: Config | LlmConfig, run_dir: Path, failed: threading.Event, signals: Sequence[int]
+    ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._failed = failed
@@ -51,24 +54,28 @@ class Ending:
             return "seconds"
         return None
 
-    def check_actors(self, heard_at: float) -> None:
-        """Raises ConfigError when no training actor has asked for `hello_timeout_s`: perhaps none ever will.
-
-        Args:
-            heard_at: When one last asked, on the monotonic clock.
-        """
-        timeout_s = self._config.inference.hello_timeout_s
-        if time.monotonic() - heard_at > timeout_s:
-            raise ConfigError(
-                f"no training actor has asked for an action for {timeout_s:g} s: all are gone or hang. Continue with "
-                f"--resume --run-dir {self._run_dir} and start the actors too; raise --inference.hello-timeout-s if "
-                "they may stay away for longer."
-            )
-
-    def is_solved(self, mean: float, episodes: int) -> bool:
-        """Whether the mean return of so many episodes has reached the goal."""
-        goal = self._config.stop_at_return
-        if goal is None or episodes < self._config.metrics.return_window or mean < goal:
+    def is_solved(self, mean: float, count: int) -> bool:
+        """Whether the mean return of so many episodes, or the mean reward of completions, has reached the goal."""
+        goal = self._config.goal
+        if goal is None or count < self._config.metrics.return_window or mean < goal:
             return False
-        self.solved = {"return_mean": mean, "return_episodes": episodes}
+        score, of = ("reward", "completions") if isinstance(self._config, LlmConfig) else ("return", "episodes")
+        self.solved = {f"{score}_mean": mean, f"{score}_{of}": count}
         return True
+
+
+def check_actors(config: Config, run_dir: Path, heard_at: float) -> None:
+    """Raises ConfigError when no training actor has asked for `hello_timeout_s`: perhaps none ever will.
+
+    Args:
+        config: Of the run.
+        run_dir: The run directory.
+        heard_at: When one last asked, on the monotonic clock.
+    """
+    timeout_s = config.inference.hello_timeout_s
+    if time.monotonic() - heard_at > timeout_s:
+        raise ConfigError(
+            f"no training actor has asked for an action for {timeout_s:g} s: all are gone or hang. Continue with "
+            f"--resume --run-dir {run_dir} and start the actors too; raise --inference.hello-timeout-s if "
+            "they may stay away for longer."
+        )

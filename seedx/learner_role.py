@@ -16,6 +16,8 @@ from seedx.checks import ConfigError
 from seedx.config import Config
 from seedx.inference.frontend import FrontEnd
 from seedx.inference.streams import Streams
+from seedx.llm_config import LlmConfig
+from seedx.llm_session import LlmSession
 from seedx.replay.reverb_client import ReverbLostError
 from seedx.session import Session
 from seedx.signals import on_stop
@@ -36,12 +38,25 @@ def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> in
     front_end = FrontEnd(address, config.inference, streams, crew.fail, env=config.env)
     front_end.start()
     session = Session(config, run_dir, resume, crew, front_end, signals)
+    return _run(crew, session, signals, run_dir)
+
+
+def run_llm_learner(config: LlmConfig, run_dir: Path, resume: bool) -> int:
+    """Generates, scores and learns until the config says stop; the exit code."""
+    rundir.claim(run_dir)
+    crew = Crew()
+    signals: list[int] = []
+    on_stop(signals.append)
+    return _run(crew, LlmSession(config, run_dir, resume, crew, signals), signals, run_dir)
+
+
+def _run(crew: Crew, session: Session | LlmSession, signals: list[int], run_dir: Path) -> int:
     done = threading.Event()
     crew.spawn("learner", session.run, done)
     return _wait(crew, session, done, signals, run_dir)
 
 
-def _wait(crew: Crew, session: Session, done: threading.Event, signals: list[int], run_dir: Path) -> int:
+def _wait(crew: Crew, session: Session | LlmSession, done: threading.Event, signals: list[int], run_dir: Path) -> int:
     """Waits for the end, a failure or a signal, whichever is first; the exit code."""
     while not done.is_set() and not crew.stop.is_set() and not signals:
         done.wait(_POLL_S)

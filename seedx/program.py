@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 from seedx.checks import require
-from seedx.config import Config
+from seedx.config_file import AnyConfig
+from seedx.llm_config import LlmConfig
 from seedx.replay.description import table_description
 from seedx.rundir import newest_update
 
@@ -75,13 +76,15 @@ class Program:
 
 
 def make_program(
-    config: Config,
+    config: AnyConfig,
     run_dir: str | os.PathLike[str],
     address: str,
     python: str = sys.executable,
     server: str | None = None,
 ) -> Program:
     """The program of a run: a learner, its Reverb server, `num_actors` actors, `eval_actors` evaluation actors.
+
+    An LLM run has no actors: what it acts in are texts, and rewards are computed by children of the learner.
 
     With `num_actors=0` the learner's process steps the environments of actor 0 itself. Of a resumed run, the newest
     checkpoint in `run_dir` numbers the session, so that environments get other seeds than before.
@@ -121,13 +124,15 @@ def make_program(
             env=ACTOR_ENV,
         )
 
-    first_evaluation = max(config.num_actors, 1)
-    actors = [actor(i, evaluation=False) for i in range(config.num_actors)]
-    evaluators = [actor(first_evaluation + i, evaluation=True) for i in range(config.eval_actors)]
-    return Program(run_dir=run_dir, address=address, roles=(learner, *replays, *actors, *evaluators))
+    actors = []
+    if not isinstance(config, LlmConfig):
+        first_evaluation = max(config.num_actors, 1)
+        actors = [actor(i, evaluation=False) for i in range(config.num_actors)]
+        actors += [actor(first_evaluation + i, evaluation=True) for i in range(config.eval_actors)]
+    return Program(run_dir=run_dir, address=address, roles=(learner, *replays, *actors))
 
 
-def _reverb_server(config: Config, run_dir: str, python: str) -> Role:
+def _reverb_server(config: AnyConfig, run_dir: str, python: str) -> Role:
     """A Reverb server for this run alone, on a port that is free now; uv makes its environment."""
     require(
         importlib.util.find_spec("uv") is not None and REVERB_SERVER.is_file(),
@@ -159,7 +164,7 @@ def to_json(program: Program) -> str:
     return json.dumps(dataclasses.asdict(program), indent=2) + "\n"
 
 
-def tables_json(config: Config) -> str:
+def tables_json(config: AnyConfig) -> str:
     """The tables of a run as JSON text, for `launch/reverb_server.py --config`.
 
     Raises:
@@ -196,7 +201,7 @@ def main(argv: Sequence[str]) -> int:
             description="Prints the roles of a run: [--format text|json|tables] [--address unix:/path|host:port] "
             "[--server host:port] [--prepare: makes the run directory]; then:",
         )
-        if flags.address is not None:
+        if flags.address is not None and not isinstance(config, LlmConfig):
             check_listen_address(flags.address, config.inference)
         config = cli.prepare_run_dir(config) if flags.prepare else config
         run_dir = os.path.abspath(config.run_dir or cli.default_run_dir(config))

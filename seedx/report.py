@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from seedx.config import Config
-from seedx.console import Console, closing_line
+from seedx.console import ENVIRONMENT_VIEW, Console, View, closing_line
 from seedx.curve import draw_curve, drawn_figures
+from seedx.llm_config import LlmConfig
 from seedx.metrics import Metrics
 from seedx.runlog import History, RunLog, read_rows, write_summary
 
@@ -28,6 +29,9 @@ class Reporter:
         metrics: What the parts of the run measured.
         figures: Further figures of now, for example of the episodes and the queue.
         stop: Ends the loop.
+        view: What the console and the curve show.
+        summary: What summary.json has of the last row beside what all runs have; None: nothing.
+        warnings: What a row warns of, by kind; None: of nothing.
 
     Raises:
         ValueError: the metrics.jsonl of a resumed run is broken.
@@ -35,25 +39,29 @@ class Reporter:
 
     def __init__(
         self,
-        config: Config,
+        config: Config | LlmConfig,
         run_dir: Path,
         metrics: Metrics,
         figures: Callable[[], dict[str, Any]],
         stop: threading.Event,
+        view: View = ENVIRONMENT_VIEW,
+        summary: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        warnings: Callable[[dict[str, Any]], dict[str, str]] | None = None,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._metrics = metrics
         self._figures = figures
         self._stop = stop
+        self._score, self._own_summary, self._warnings = view.score, summary, warnings
         self._finishing = threading.Event()
         self._ended = threading.Event()
         self._log = RunLog(run_dir, tensorboard=config.metrics.tensorboard)
-        self._console = Console()
+        self._console = Console(view=view)
         self._row: dict[str, Any] = {}  # the newest
         self._curve: History[dict[str, Any]] = History()  # drawing all rows of a day would take seconds of the GIL
         for row in read_rows(run_dir / "metrics.jsonl"):
-            self._curve.add(drawn_figures(row))
+            self._curve.add(drawn_figures(row, self._score))
 
     def start(self, opening: str) -> None:
         """Prints the first line."""
@@ -65,7 +73,10 @@ class Reporter:
         since_curve_s = 0.0
         try:
             while not self._stop.is_set() and not self._finishing.wait(interval_s):
-                self._console.update(self._write_row())
+                row = self._write_row()
+                self._console.update(row)
+                if self._warnings is not None:
+                    self._console.warn(self._warnings(row))
                 since_curve_s += interval_s
                 if since_curve_s >= _CURVE_INTERVAL_S:
                     since_curve_s = 0.0
@@ -82,20 +93,20 @@ class Reporter:
         summary = self._summary(row, reason)
         write_summary(self._run_dir, summary)
         self._draw_curve()
-        self._console.finish(closing_line(summary, str(self._run_dir), self._config.stop_at_return))
+        self._console.finish(closing_line(summary, str(self._run_dir), self._config.goal))
 
     def _write_row(self) -> dict[str, Any]:
         row = {**self._metrics.snapshot(), **self._figures()}
         row |= interval_ratio(self._row, row)
         self._row = row
         self._log.write(row)
-        self._curve.add(drawn_figures(row))
+        self._curve.add(drawn_figures(row, self._score))
         return row
 
     def _draw_curve(self) -> None:
         config = self._config
         title = f"{config.agent} on {config.env}, seed {config.seed}"
-        draw_curve(self._run_dir, self._curve.items, title=title, goal=config.stop_at_return)
+        draw_curve(self._run_dir, self._curve.items, title=title, score=self._score, goal=config.goal)
 
     def _summary(self, row: dict[str, Any], reason: str) -> dict[str, Any]:
         seconds = row["seconds"]
@@ -108,10 +119,11 @@ class Reporter:
             "updates": row["updates"],
             "seconds": seconds,
             "env_steps_per_s": row["env_steps"] / max(seconds, 1e-9),
-            "return_mean": row.get("return_mean"),
-            "return_episodes": row.get("return_episodes", 0),
+            "return_mean": row.get(f"{self._score}_mean"),
+            "return_episodes": row.get("return_episodes", row.get("reward_completions", 0)),
             "lag_updates_mean": row["lag_updates_mean"],
             "exit": reason,
+            **(self._own_summary(row) if self._own_summary is not None else {}),
         }
 
 

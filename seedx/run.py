@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seedx.checks import ConfigError
-from seedx.child import die_with_parent
 from seedx.config import Config
-from seedx.config_file import read_config
+from seedx.config_file import AnyConfig, env_config, read_config
+from seedx.llm_config import LlmConfig
+from seedx.parent import die_with_parent
 from seedx.signals import on_stop
 from seedx.supervisor import REPLACED, USER_ERROR
 
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         config = read_config(arguments.run_dir)
         if arguments.role == "actor":
-            return _run_actor(arguments, config)
+            return _run_actor(arguments, env_config(config))
         return _run_learner(arguments, config)
     except ConfigError as error:
         print(f"{arguments.role}: {error}", file=sys.stderr)
@@ -83,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_learner(arguments: argparse.Namespace, config: Config) -> int:
-    from seedx.learner_role import run_learner
+def _run_learner(arguments: argparse.Namespace, config: AnyConfig) -> int:
+    from seedx.learner_role import run_learner, run_llm_learner
 
     display = io.BufferedWriter(_Display(sys.stdout.fileno(), "w", closefd=False))
     sys.stdout = io.TextIOWrapper(display, sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
@@ -92,6 +93,8 @@ def _run_learner(arguments: argparse.Namespace, config: Config) -> int:
     logging.getLogger("seedx").addHandler(logging.StreamHandler(sys.stdout))
     if arguments.replay is not None:
         config = dataclasses.replace(config, replay=arguments.replay)
+    if isinstance(config, LlmConfig):
+        return run_llm_learner(config, Path(arguments.run_dir), arguments.resume)
     return run_learner(config, Path(arguments.run_dir), arguments.listen, arguments.resume)
 
 

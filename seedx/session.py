@@ -13,7 +13,7 @@ from typing import Any
 from seedx import rundir
 from seedx.checks import ConfigError
 from seedx.config import Config
-from seedx.ending import Ending
+from seedx.ending import Ending, check_actors
 from seedx.inference.frontend import FrontEnd
 from seedx.threads import Crew, spare_the_collector
 from seedx.types import EnvSpec
@@ -194,7 +194,7 @@ class Session:
         try:
             last_checkpoint = time.monotonic()
             while (reason := self._ending.reason(self.learner.state.env_steps)) is None:
-                self._ending.check_actors(self.policy.heard_at)
+                check_actors(self._config, self._run_dir, self.policy.heard_at)
                 batch = self.batches.next(_POLL_S)
                 if batch is None:
                     continue

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from seedx.console import Console, closing_line, opening_line, sparkline, waiting_stage
+from seedx.console import Console, View, closing_line, opening_line, sparkline, waiting_stage
 
 FIGURES = {
     "env_steps": 412_160,
@@ -74,7 +74,7 @@ def test_nothing_known_yet_and_other_rows():
     stream = io.StringIO()
     Console(stream=stream).update({})
     rows = {"decoding": (("tokens/s", "{engine/tokens_per_s:,.0f}"), ("reward", "{reward_mean:.3f}"))}
-    console = Console(rows=rows, line=("reward", "tokens/s"), stream=stream)
+    console = Console(view=View(rows, ("reward", "tokens/s"), "reward", waiting_stage), stream=stream)
     console.update({"engine/tokens_per_s": 13_500.0, "reward_mean": 0.25})
     assert stream.getvalue().splitlines() == ["    0.0 s  starting", "    0.0 s  reward 0.250  tokens/s 13,500"]
 

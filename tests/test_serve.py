@@ -14,8 +14,8 @@ from serve_processes import FLAGS, ask, serve
 
 from seedx import serve_config
 from seedx.checks import ConfigError
+from seedx.device_config import MeshConfig
 from seedx.inference import decode_client
-from seedx.inference.engine_config import MeshConfig
 from seedx.serve_role import example
 
 

@@ -21,7 +21,7 @@ SLEEP = "time.sleep(60)"
 # Ends as `code` says as soon as file `name` is there.
 WAIT_FOR = "while not (os.path.exists({name!r}) and os.path.getsize({name!r})): time.sleep(0.01)\n"
 NOTE_PID = "open('pid', 'a').write(f'{os.getpid()}\\n')\n"
-TIED = "from seedx.child import die_with_parent; die_with_parent()\n"
+TIED = "from seedx.parent import die_with_parent; die_with_parent()\n"
 
 
 def role(run_dir: Path, name: str, code: str) -> Role:

@@ -143,6 +143,16 @@ class Handle:
         self._finished = threading.Event()
         self._completions: list[Completion] = []
         self._failure: BaseException | None = None
+        self._lock = threading.Lock()  # of the next
+        self._callbacks: list[Callable[[Handle], None]] = []
+
+    def add_done_callback(self, callback: Callable[[Handle], None]) -> None:
+        """Calls it once `result` returns at once: now, or on the scheduler's thread, where it must be quick."""
+        with self._lock:
+            if not self.done:
+                self._callbacks.append(callback)
+                return
+        callback(self)
 
     @property
     def done(self) -> bool:
@@ -169,9 +179,16 @@ class Handle:
     def finish(self, completions: list[Completion]) -> None:
         """Sets the result; for the scheduler."""
         self._completions = completions
-        self._finished.set()
+        self._end()
 
     def fail(self, error: BaseException) -> None:
         """Has `result` raise; for the scheduler."""
         self._failure = error
-        self._finished.set()
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._finished.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)

@@ -10,10 +10,12 @@ turn for each sample, and must be quick.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import threading
 import time
 from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
@@ -174,6 +176,12 @@ class Scheduler:
             self._submitted.append(group)
             self._changed.notify()
         return group.handle
+
+    @contextlib.contextmanager
+    def together(self) -> Generator[None]:
+        """Requests that are submitted inside are taken at one turn, so that the same ones are always batched alike."""
+        with self._changed:
+            yield
 
     def publish(self, version: int, params: Tree) -> None:
         """New weights, which decoding swaps to before its next dispatch.

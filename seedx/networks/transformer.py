@@ -191,6 +191,33 @@ def apply(
 ) -> tuple[Float[Array, "B N V"], Cache | None]:
     """Logits of the next token.
 
+    Args:
+        config: Of the model.
+        params: Its parameters.
+        tokens: Ids.
+        positions: Of each token in its text, from 0.
+        segments: See `features`.
+        cache: See `features`.
+        logits_at: The one token of each row whose logits are wanted; None: all, N = L.
+    """
+    x, cache = features(config, params, tokens, positions, segments=segments, cache=cache)
+    if logits_at is not None:
+        x = jnp.take_along_axis(x, logits_at[:, None, None], axis=1)
+    return logits_of(config, params, x), cache
+
+
+def features(
+    config: TransformerConfig,
+    params: PyTree,
+    tokens: Int[Array, "B L"],
+    positions: Int[Array, "B L"],
+    *,
+    segments: Int[Array, "B L"] | None = None,
+    cache: Cache | None = None,
+    remat: bool = False,
+) -> tuple[Float[Array, "B L D"], Cache | None]:
+    """What the output makes logits of, and the cache after the call.
+
     Without a cache a token sees the tokens before it in its row that have its segment (packed rows; 0 is padding). With
     a cache, keys and values are first written at `positions` (one at or beyond its length writes nothing); then a token
     sees entries up to its own position. What lies beyond counts nothing. So a prompt in one piece or in chunks, one
@@ -204,11 +231,10 @@ def apply(
         positions: Of each token in its text, from 0.
         segments: Which text of a packed row a token belongs to; None: one text.
         cache: Of `init_cache`; the cache after the call is returned.
-        logits_at: The one token of each row whose logits are wanted; None: all, N = L.
+        remat: Whether a gradient computes each block anew instead of keeping what is in it (1604.06174).
     """
     model = nnx.merge(nnx.graphdef(_abstract(config)), params)
-    embedding = model.embedding.get_value()
-    x = take_rows(embedding, tokens, model.norm.weight[...].dtype)
+    x = take_rows(model.embedding.get_value(), tokens, model.norm.weight[...].dtype)
     if config.embedding_scale != 1.0:
         x *= jnp.asarray(config.embedding_scale, x.dtype)
     masks = _masks(config, positions, segments, cache)
@@ -217,14 +243,17 @@ def apply(
     for layer in range(config.num_layers):
         sliding = config.window(layer) > 0
         block = getattr(model, _name(layer))
-        x, entry = block(x, turns[sliding], masks[sliding], positions, cache[layer] if cache is not None else None)
+        call = jax.checkpoint(block.__call__) if remat else block
+        x, entry = call(x, turns[sliding], masks[sliding], positions, cache[layer] if cache is not None else None)
         after.append(entry)
-    if logits_at is not None:
-        x = jnp.take_along_axis(x, logits_at[:, None, None], axis=1)
-    x = model.norm(x)
-    output = jax.tree.map(jnp.transpose, embedding) if config.tie_embeddings else model.output.get_value()
-    logits = project(x, output, jnp.float32)
-    return _soft_cap(logits, config.final_soft_cap), tuple(after) if cache is not None else None
+    return model.norm(x), tuple(after) if cache is not None else None
+
+
+def logits_of(config: TransformerConfig, params: PyTree, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+    """Logits of `features`, float32."""
+    matrix = params["embedding"] if config.tie_embeddings else params["output"]
+    output = jax.tree.map(jnp.transpose, matrix) if config.tie_embeddings else matrix
+    return _soft_cap(project(x, output, jnp.float32), config.final_soft_cap)
 
 
 def init_cache(config: TransformerConfig, batch: int, length: int, dtype: DTypeLike = jnp.float32) -> Cache:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from seedx.checks import ConfigError
 from seedx.config import Config
+from seedx.llm_config import LlmConfig
 from seedx.replay.description import TABLE, table_description
 from seedx.replay.rate_limiter import limits_for
 from seedx.replay.replay import Replay
@@ -43,7 +44,9 @@ def snapshot_of(
     return None
 
 
-def make_replay(config: Config, example: Tree, resume: bool = False, seconds_left: float = math.inf) -> Replay:
+def make_replay(
+    config: Config | LlmConfig, example: Tree, resume: bool = False, seconds_left: float = math.inf
+) -> Replay:
     """The table between acting and learning.
 
     Args:
@@ -93,6 +96,7 @@ def make_replay(config: Config, example: Tree, resume: bool = False, seconds_lef
         from seedx.replay.fifo import Fifo
 
         return Fifo(table.max_size or 2 * batch_size, table.max_bytes)
+    assert isinstance(config, Config)  # LLM runs have queues
     from seedx.replay.capacity import check_needs, needs_of
     from seedx.replay.table import Table
 

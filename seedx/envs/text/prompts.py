@@ -47,6 +47,11 @@ class PromptSource:
         self._seed = seed
         self._kept = (0, self._order(0))  # of the epoch asked for last: made anew it would be the same
 
+    @property
+    def num_prompts(self) -> int:
+        """Of an epoch."""
+        return len(self._prompts)
+
     def at(self, position: int) -> Taken:
         """The prompt at a position: 0, 1, 2, ... without end.
 

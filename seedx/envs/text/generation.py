@@ -1,0 +1,284 @@
+"""Turns prompts into scored groups: the model's turns, the environment's replies between them, the rewards.
+
+Tokens go in as they came out: what a model said is never decoded and encoded again, and what was sampled is known from
+where it came, never from token ids.
+
+Threading: `begin` is for any thread. What comes back from the scheduler and the reward workers is handled on a thread
+of its own, which alone touches jobs.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from seedx.envs.text.group import REASONS, Group, Sample
+from seedx.envs.text.rewards import RewardPool
+from seedx.envs.text.task import MultiTurnTask, Prompt, Scores, Task
+from seedx.inference.requests import Completion, Handle, Request
+from seedx.inference.scheduler import Scheduler
+from seedx.learner.advantages import overlong_penalty
+from seedx.metrics import Metrics
+from seedx.threads import Crew
+from seedx.tokenizer import Tokenizer
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How completions are made.
+
+    Attributes:
+        group_size: Completions of a prompt.
+        max_tokens: Of a completion, replies included.
+        temperature: That tokens are drawn at.
+        timeout_s: A group that is not complete after so long is asked for again.
+        retries: How often.
+        overlong_tokens: Tokens before `max_tokens` over which the reward falls by up to 1; 0: none.
+        on_swap: What becomes of a completion when new weights come (`Request.on_swap`).
+    """
+
+    group_size: int
+    max_tokens: int
+    temperature: float = 1.0
+    timeout_s: float = 600.0
+    retries: int = 2
+    overlong_tokens: int = 0
+    on_swap: str = "continue"
+
+
+@dataclass(eq=False)
+class _Track:
+    """A completion on its way: parts of its tokens, what is known of each, and the model's turns as text."""
+
+    tokens: list[np.ndarray] = field(default_factory=list)
+    sampled: list[np.ndarray] = field(default_factory=list)
+    logprobs: list[np.ndarray] = field(default_factory=list)
+    versions: list[np.ndarray] = field(default_factory=list)
+    turns: list[str] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str = ""
+    scores: Scores | None = None
+
+    @property
+    def length(self) -> int:
+        return sum(len(part) for part in self.tokens)
+
+    def add(self, completion: Completion) -> None:
+        self.tokens.append(completion.tokens)
+        self.sampled.append(np.ones(len(completion.tokens), bool))
+        self.logprobs.append(completion.logprobs)
+        self.versions.append(completion.versions)
+        self.turns.append(completion.text or "")
+        self.text += self.turns[-1]
+
+    def reply(self, text: str, tokens: Sequence[int]) -> None:
+        part = np.array(tokens, np.int32)
+        self.tokens.append(part)
+        self.sampled.append(np.zeros(len(part), bool))
+        self.logprobs.append(np.zeros(len(part), np.float32))
+        self.versions.append(np.zeros(len(part), np.int32))
+        self.text += text
+
+
+@dataclass(eq=False)
+class _Job:
+    position: int
+    prompt: Prompt
+    tokens: tuple[int, ...]
+    group_size: int
+    seed: int
+    future: Future[Group]
+    tracks: list[_Track] = field(default_factory=list)
+    handles: set[Handle] = field(default_factory=set)  # of this attempt; those of earlier ones are ignored
+    unscored: int = 0  # rewards that are still computed
+    attempt: int = 0
+    deadline: float = math.inf
+
+
+class Generation:
+    """Makes groups.
+
+    Args:
+        scheduler: At work.
+        task: Of the prompts.
+        tokenizer: Of the model.
+        pool: Computes rewards.
+        settings: How completions are made.
+        metrics: Counts what was lost.
+        crew: Runs the thread.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        task: Task,
+        tokenizer: Tokenizer,
+        pool: RewardPool,
+        settings: Settings,
+        metrics: Metrics,
+        crew: Crew,
+    ) -> None:
+        self._scheduler, self._tokenizer, self._pool = scheduler, tokenizer, pool
+        self._reply = task.reply if isinstance(task, MultiTurnTask) else None
+        self._weights: Mapping[str, float] = getattr(task, "reward_weights", {})
+        self._settings, self._metrics, self._crew = settings, metrics, crew
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # a few for each job
+        self._generating: set[_Job] = set()
+
+    def start(self) -> None:
+        """Begins to handle what comes back."""
+        self._crew.spawn("generation", self._loop)
+
+    def begin(
+        self, position: int, prompt: Prompt, tokens: tuple[int, ...], seed: int, group_size: int | None = None
+    ) -> Future[Group]:
+        """Asks for a group.
+
+        Args:
+            position: Names it.
+            prompt: Of the task.
+            tokens: The prompt as the model reads it.
+            seed: Of the whole group, 0 to 2**64 - 1.
+            group_size: Completions; None: those of the settings.
+
+        Raises:
+            What `Scheduler.submit` raises.
+        """
+        job = _Job(position, prompt, tokens, group_size or self._settings.group_size, seed, Future())
+        self._events.put(lambda: self._generating.add(job))  # before anything can come back
+        self._ask(job)
+        return job.future
+
+    def _loop(self) -> None:
+        while not self._crew.stop.is_set():
+            try:
+                event = self._events.get(timeout=_POLL_S)
+            except queue.Empty:
+                self._expire()
+                continue
+            event()
+
+    # ---- generating
+
+    def _ask(self, job: _Job) -> None:
+        """Asks for the first turn of all completions."""
+        job.tracks = [_Track() for _ in range(job.group_size)]
+        job.deadline = time.monotonic() + self._settings.timeout_s
+        job.handles = set()
+        self._submit(job, job.tokens, job.seed, job.tracks)
+
+    def _submit(self, job: _Job, prompt: tuple[int, ...], seed: int, tracks: list[_Track]) -> None:
+        request = Request(
+            prompt,
+            self._settings.max_tokens - tracks[0].length,
+            temperature=self._settings.temperature,
+            seed=seed,
+            stop_tokens=self._tokenizer.eos_ids,
+            num_samples=len(tracks),
+            on_swap=self._settings.on_swap,
+        )
+        handle = self._scheduler.submit(request)
+        job.handles.add(handle)
+        handle.add_done_callback(lambda _: self._events.put(lambda: self._said(job, handle, tracks)))
+
+    def _said(self, job: _Job, handle: Handle, tracks: list[_Track]) -> None:
+        """The model's turn of some completions is over."""
+        if handle not in job.handles:
+            return
+        job.handles.remove(handle)
+        completions = handle.result(0.0)
+        if any(completion.finish_reason not in REASONS for completion in completions):
+            self._lost(job, f"ended with {completions[0].finish_reason!r}")
+            return
+        for track, completion in zip(tracks, completions, strict=True):
+            track.add(completion)
+            self._go_on(job, track, completion.finish_reason)
+        if not job.handles:
+            self._generating.discard(job)
+            self._score(job)
+
+    def _go_on(self, job: _Job, track: _Track, reason: str) -> None:
+        """The environment's turn: a reply and the model's next turn, or the end."""
+        reply = self._reply(job.prompt, track.turns) if self._reply and reason == "stop" else None
+        if reply is None:
+            track.finish_reason = reason
+            return
+        tokens = self._tokenizer.encode(reply, add_bos=False)
+        if track.length + len(tokens) >= self._settings.max_tokens:
+            track.finish_reason = "length"
+            return
+        track.reply(reply, tokens)
+        text = (*job.tokens, *np.concatenate(track.tokens).tolist())
+        self._submit(job, text, seed_of(job.seed, job.tracks.index(track), len(track.turns)), [track])
+
+    def _lost(self, job: _Job, why: str) -> None:
+        name = f"the group of prompt {job.position}"
+        if job.attempt == self._settings.retries:
+            raise RuntimeError(
+                f"{name} {why}, after {job.attempt + 1} attempts: the decode engine does not answer, or "
+                f"--rollout.timeout-s ({self._settings.timeout_s:g}) is too short for {self._settings.max_tokens} "
+                "tokens."
+            )
+        job.attempt += 1
+        print(f"{name} {why}; it is asked for again ({job.attempt} of {self._settings.retries}).", flush=True)
+        self._metrics.count("rollout/lost_groups")
+        for handle in job.handles:
+            handle.cancel()
+        self._ask(job)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for job in [job for job in self._generating if job.deadline < now]:
+            self._lost(job, f"was not complete after {self._settings.timeout_s:g} s")
+
+    # ---- scoring
+
+    def _score(self, job: _Job) -> None:
+        job.unscored = len(job.tracks)
+        for track in job.tracks:
+            future = self._pool.submit(job.prompt, track.text)
+            future.add_done_callback(
+                lambda future, track=track: self._events.put(lambda: self._scored(job, track, future))
+            )
+
+    def _scored(self, job: _Job, track: _Track, future: Future[Scores | None]) -> None:
+        track.scores = future.result(0.0)
+        job.unscored -= 1
+        if not job.unscored:
+            samples = [self._sample(track) for track in job.tracks]
+            job.future.set_result(Group(job.position, np.array(job.tokens, np.int32), samples))
+
+    def _sample(self, track: _Track) -> Sample:
+        reward = float("nan")
+        if track.scores is not None:
+            reward = sum(self._weights.get(name, 1.0) * score for name, score in track.scores.items())
+            reward += self._overlong(track.length)
+        return Sample(
+            np.concatenate(track.tokens),
+            np.concatenate(track.sampled),
+            np.concatenate(track.logprobs),
+            np.concatenate(track.versions),
+            track.finish_reason,
+            track.text,
+            track.scores,
+            reward,
+        )
+
+    def _overlong(self, length: int) -> float:
+        settings = self._settings
+        if not settings.overlong_tokens:
+            return 0.0
+        return float(overlong_penalty(np.array([length]), settings.max_tokens, settings.overlong_tokens)[0])
+
+
+def seed_of(*numbers: int) -> int:
+    """A seed for what some numbers name, each from 0 to 2**64 - 1."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

@@ -1,0 +1,231 @@
+"""The rollout loop: prompts in their order to groups in a replay, not further ahead of the learner than allowed.
+
+Admission bounds staleness (2505.24298, section 4.1): with B groups a batch, a group is begun only while fewer than
+(max_staleness + updates + 1) B were begun and not discarded. Groups enter the replay in the order of their prompts,
+however long each takes. So batch u holds groups B u to B (u + 1) - 1, none of which was begun before version
+u - max_staleness: the bound is exact, no finished work is dropped, long completions are trained on as often as they are
+made, and what was learned from is all prompts before one position.
+
+Threading: the loop has a thread, and so has inserting, which waits for room in the replay.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import numpy as np
+
+from seedx.checks import ConfigError
+from seedx.envs.text.generation import Generation, seed_of
+from seedx.envs.text.group import Group, to_item
+from seedx.envs.text.prompts import PromptSource
+from seedx.envs.text.task import Prompt
+from seedx.grpo_config import GrpoConfig
+from seedx.inference.scheduler import Scheduler
+from seedx.learner.advantages import spread
+from seedx.metrics import Metrics
+from seedx.replay.patience import Patience
+from seedx.replay.replay import Replay, ReplayTimeoutError
+from seedx.threads import Crew
+
+_POLL_S = 0.1
+_INSERT_TIMEOUT_S = 1.0
+
+
+class Pace(NamedTuple):
+    """How far rollouts may be ahead of the learner.
+
+    Attributes:
+        batch_size: B, groups of an update.
+        max_staleness: Versions between a token's weights and those that the update begins with.
+    """
+
+    batch_size: int
+    max_staleness: int
+
+    def allowed(self, updates: int) -> int:
+        """Groups that may have been begun after so many updates, those that were discarded aside."""
+        return (self.max_staleness + updates + 1) * self.batch_size
+
+
+class Rollouts:
+    """Keeps a replay filled with groups.
+
+    Args:
+        generation: Makes them; at work.
+        scheduler: That it uses.
+        source: Of the prompts.
+        encode: The prompt as the model reads it; None if it is too long.
+        pace: How far ahead.
+        config: Which groups are of use.
+        seed: Of the run.
+        position: Of the first prompt that was not learned from.
+        updates: So far.
+        rewards: Of the completions before, the newest last.
+        window: Completions that the mean reward is taken over.
+        told: Called with every finished group.
+        metrics: Where figures go.
+        crew: Runs the threads.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        scheduler: Scheduler,
+        source: PromptSource,
+        encode: Callable[[Prompt], tuple[int, ...] | None],
+        *,
+        pace: Pace,
+        config: GrpoConfig,
+        seed: int,
+        position: int,
+        updates: int,
+        rewards: Sequence[float],
+        window: int,
+        told: Callable[[Group], None],
+        metrics: Metrics,
+        crew: Crew,
+    ) -> None:
+        self._generation, self._scheduler, self._source, self._encode = generation, scheduler, source, encode
+        self._pace, self._config, self._seed = pace, config, seed
+        self._position, self._updates = position, updates
+        self._begun = updates * pace.batch_size  # and not discarded
+        self._discarded_in_a_row = 0
+        self._order: deque[Future[Group]] = deque()  # bounded by the pace
+        self._finished: queue.SimpleQueue[Group] = queue.SimpleQueue()  # likewise
+        self._changed = threading.Condition()
+        self._told, self._metrics, self._crew = told, metrics, crew
+        self._rewards: deque[float] = deque(rewards, maxlen=window)
+
+    def start(self, replay: Replay) -> None:
+        """Begins; groups go to `replay`."""
+        self._replay = replay
+        self._crew.spawn("rollouts", self._loop)
+        self._crew.spawn("insertion", self._insert_loop)
+
+    def advance(self, updates: int) -> None:
+        """The learner has published this version."""
+        with self._changed:
+            self._updates = updates
+            self._changed.notify()
+
+    def rewards(self) -> list[float]:
+        """Of the newest completions."""
+        with self._changed:
+            return list(self._rewards)
+
+    def mean_reward(self) -> tuple[float, int]:
+        """Over the newest completions, and how many these are; NaN if there are none."""
+        rewards = self.rewards()
+        return (float(np.mean(rewards)) if rewards else math.nan), len(rewards)
+
+    def _loop(self) -> None:
+        while not self._crew.stop.is_set():
+            self._admit()
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_next_done() or self._may_begin(), _POLL_S)
+            while self._is_next_done():
+                self._finish(self._order.popleft().result(0.0))
+
+    def _is_next_done(self) -> bool:
+        return bool(self._order) and self._order[0].done()
+
+    def _may_begin(self) -> bool:
+        return self._begun < self._pace.allowed(self._updates)
+
+    # ---- beginning
+
+    def _admit(self) -> None:
+        with self._changed:
+            count = self._pace.allowed(self._updates) - self._begun
+        if count <= 0:
+            return
+        prompts = [self._next_prompt() for _ in range(count)]
+        with self._scheduler.together():
+            futures = [
+                self._generation.begin(position, prompt, tokens, seed_of(self._seed, position))
+                for position, prompt, tokens in prompts
+            ]
+        self._begun += count
+        self._metrics.count("rollout/begun_groups", count)
+        for future in futures:
+            self._order.append(future)
+            future.add_done_callback(self._wake)
+
+    def _wake(self, _: Future[Group]) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _next_prompt(self) -> tuple[int, Prompt, tuple[int, ...]]:
+        """The next prompt that is not too long."""
+        for _ in range(self._source.num_prompts):
+            position, prompt = self._position, self._source.at(self._position).prompt
+            self._position += 1
+            tokens = self._encode(prompt)
+            if tokens is not None:
+                return position, prompt, tokens
+            self._metrics.count("rollout/too_long_prompts")
+        raise ConfigError(
+            f"all {self._source.num_prompts:,} prompts are longer than --rollout.max-prompt-tokens; raise it."
+        )
+
+    # ---- finishing
+
+    def _finish(self, group: Group) -> None:
+        """The next group in the order is scored."""
+        rewards = np.array([sample.reward for sample in group.samples])
+        scored = rewards[~np.isnan(rewards)]
+        has_spread = bool(spread(rewards[None])[0])
+        self._record(group, scored, has_spread)
+        self._told(group)
+        if len(scored) and (has_spread or not self._config.dynamic_sampling):
+            self._discarded_in_a_row = 0
+            self._finished.put(group)
+            return
+        self._begun -= 1  # another one takes its place
+        self._discarded_in_a_row += 1
+        self._metrics.count("rollout/discarded_groups")
+        if self._discarded_in_a_row >= self._config.max_discarded * self._pace.batch_size:
+            what = "all rewards of each were equal" if len(scored) else "no reward could be computed"
+            raise ConfigError(
+                f"no signal is left: the last {self._discarded_in_a_row} groups were left out, {what}. Choose harder "
+                "or easier prompts or another reward, or --no-grpo.dynamic-sampling to train on such groups too."
+            )
+
+    def _record(self, group: Group, scored: np.ndarray, has_spread: bool) -> None:
+        metrics = self._metrics
+        with self._changed:
+            self._rewards.extend(scored.tolist())
+        metrics.average("rollout/zero_spread", not has_spread)
+        for sample in group.samples:
+            for name, score in (sample.scores or {}).items():
+                metrics.average(f"reward/{name}", score)
+            metrics.average("rollout/truncated", sample.finish_reason == "length")
+        if len(scored):
+            metrics.average("reward_interval_mean", float(scored.mean()))
+        metrics.observe("rollout/completion_tokens", np.array([len(sample.tokens) for sample in group.samples]))
+
+    def _insert_loop(self) -> None:
+        while not self._crew.stop.is_set():
+            try:
+                group = self._finished.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            self._insert(group)
+
+    def _insert(self, group: Group) -> None:
+        """Waits for room as long as the run lasts."""
+        item, priorities, patience = to_item(group), np.ones(1, np.float32), Patience("the rollout loop")
+        while not self._crew.stop.is_set():
+            try:
+                self._replay.insert(item, priorities, _INSERT_TIMEOUT_S)
+            except ReplayTimeoutError as error:
+                patience.timed_out(error)
+                continue
+            return

@@ -1,0 +1,108 @@
+"""Scores the newest checkpoint of a language model's run on prompts that it was not trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from seedx.checkpoint import load_params
+from seedx.checks import ConfigError, require
+from seedx.config_file import from_json
+from seedx.envs.text.generation import Generation, Settings
+from seedx.envs.text.held_out import HeldOut, held_out
+from seedx.envs.text.rewards import RewardPool
+from seedx.llm_config import LlmConfig
+from seedx.llm_setup import Setup, caster, layout_of, make_scheduler, set_up
+from seedx.metrics import Metrics
+from seedx.threads import Crew
+from seedx.weights import Weights
+
+_SHOWN = 5
+
+
+def evaluate_llm(
+    run_dir: Path, *, task: str | None, num_prompts: int, num_samples: int, temperature: float | None, seed: int
+) -> dict[str, Any]:
+    """The figures for evaluation.json; all completions go to RUN_DIR/evaluation.jsonl, some to the terminal.
+
+    Args:
+        run_dir: Of the run.
+        task: Another one than the run's.
+        num_prompts: Of the test split.
+        num_samples: Completions of each.
+        temperature: That tokens are drawn at; None: the run's.
+        seed: Of the completions.
+
+    Raises:
+        ConfigError: there is no checkpoint, or it does not fit the model, or the task has no test prompts.
+    """
+    checkpoint = load_params(run_dir)
+    config = from_json(json.dumps(checkpoint.metadata["config"]))  # what the parameters were trained with
+    assert isinstance(config, LlmConfig)
+    config = dataclasses.replace(config, task=task or config.task)
+    setup, _ = set_up(config)
+    prompts = setup.task.prompts("test")
+    require(len(prompts) > 0, f"task {config.task} has no test prompts.")
+    params = jax.device_put(checkpoint.params, layout_of(setup.config, setup.mesh))
+    crew, metrics = Crew(), Metrics()
+    weights = Weights(checkpoint.update, caster(config.learner.dtype)(params))
+    scheduler = make_scheduler(config, setup, weights, crew)
+    pool = RewardPool(config.task, config.reward, metrics, crew)
+    settings = Settings(
+        num_samples,
+        setup.max_tokens,
+        config.rollout.temperature if temperature is None else temperature,
+        config.rollout.timeout_s,
+        config.rollout.retries,
+    )
+    generation = Generation(scheduler, setup.task, setup.tokenizer, pool, settings, metrics, crew)
+    scheduler.start()
+    generation.start()
+    try:
+        found = held_out(
+            generation,
+            scheduler,
+            [prompts[i] for i in range(min(num_prompts, len(prompts)))],
+            setup.encode,
+            num_samples=num_samples,
+            seed=seed,
+            stop=crew.stop.is_set,
+        )
+    finally:
+        crew.join(5.0)
+        pool.close()
+    if found is None:
+        if isinstance(crew.failure, ConfigError):
+            raise crew.failure
+        raise RuntimeError("the evaluation failed.") from crew.failure
+    _show(found, setup, run_dir)
+    return {
+        "mean": found.mean,
+        "interval": found.interval,
+        "pass@1": found.solved,
+        "num_prompts": len(found.groups),
+        "num_samples": num_samples,
+        "by_prompt": found.by_prompt.tolist(),
+        "task": config.task,
+        "temperature": settings.temperature,
+        "seed": seed,
+        "update": checkpoint.update,
+    }
+
+
+def _show(found: HeldOut, setup: Setup, run_dir: Path) -> None:
+    """Writes all completions, and prints some."""
+    with (run_dir / "evaluation.jsonl").open("w") as file:
+        for i, (prompt, group) in enumerate(zip(found.prompts, found.groups, strict=True)):
+            text = setup.tokenizer.decode(group.prompt.tolist())
+            for sample in group.samples:
+                reward = None if math.isnan(sample.reward) else sample.reward
+                row = {"prompt": text, "completion": sample.text, "reward": reward, "answer": prompt.answer}
+                file.write(json.dumps(row) + "\n")
+                if i < _SHOWN:
+                    print(f"{text!r} -> {sample.text!r}  reward {sample.reward:.3g}  answer {prompt.answer!r}")

@@ -1,0 +1,144 @@
+"""From groups of completions to packed rows with advantages and weights. NumPy, on the host.
+
+Letters: P groups, G completions of each, N = P G sequences (a prompt with a completion), R rows, L tokens of a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from seedx.grpo_config import GrpoConfig
+from seedx.learner import advantages as adv
+from seedx.learner.aggregation import sequence_weights
+from seedx.learner.packing import Packing, pack, place, positions_and_segments
+from seedx.replay.items import Ragged
+
+
+class TokenBatch(NamedTuple):
+    """Packed rows, leaves `[R, L]`, NumPy or on the devices; all but the first three mean nothing where `weight` is 0.
+
+    Attributes:
+        tokens: int32.
+        positions: int32, in its sequence.
+        segments: int32, which sequence of its row, from 1; 0: padding.
+        trained: bool, whether it was sampled and counts.
+        weight: float32, what a token counts in the loss.
+        advantage: float32.
+        behaviour: float32, the log-probability that it was drawn with.
+        old: float32, the log-probability that the ratio is relative to.
+    """
+
+    tokens: Any
+    positions: Any
+    segments: Any
+    trained: Any
+    weight: Any
+    advantage: Any
+    behaviour: Any
+    old: Any
+
+
+class Sequences(NamedTuple):
+    """Sequences one after the other: leaves of tokens `[sum(lengths)]`, the others `[N]`.
+
+    Attributes:
+        lengths: int64, with the prompt.
+        tokens: int32.
+        sampled: bool.
+        logprobs: float32.
+        versions: int32.
+        advantages: float32.
+        counted: int64, sampled tokens that count in the loss; 0: the sequence is left out.
+    """
+
+    lengths: np.ndarray
+    tokens: np.ndarray
+    sampled: np.ndarray
+    logprobs: np.ndarray
+    versions: np.ndarray
+    advantages: np.ndarray
+    counted: np.ndarray
+
+
+def sequences_of(items: Ragged, config: GrpoConfig) -> Sequences:
+    """The sequences of P groups, with their advantages."""
+    rewards, lengths = items.state["reward"], items.state["lengths"]
+    parts = np.split(np.arange(len(items.rows["token"])), np.cumsum(lengths.ravel())[:-1])
+    per_group = lengths.shape[1]
+    order = [
+        np.concatenate([parts[g], parts[g + i]])
+        for g in range(0, len(parts), per_group)
+        for i in range(1, per_group)  # the prompt again for each completion
+    ]
+    rows = np.concatenate(order)
+    tokens, sampled, logprobs, versions = (
+        items.rows[name][rows] for name in ("token", "sampled", "logprob", "version")
+    )
+    lengths = np.array([len(part) for part in order], np.int64)
+    starts = np.cumsum(lengths) - lengths
+    left_out = np.isnan(rewards)
+    if config.mask_truncated:
+        left_out |= items.state["truncated"]
+    counted = np.where(left_out.ravel(), 0, np.add.reduceat(sampled.astype(np.int64), starts))
+    advantages = _advantages(np.where(left_out, np.nan, rewards), counted, config)
+    return Sequences(lengths, tokens, sampled, logprobs, versions, advantages, counted)
+
+
+def _advantages(rewards: np.ndarray, counted: np.ndarray, config: GrpoConfig) -> np.ndarray:
+    """Of each sequence, `[N]`; rewards `[P, G]`, NaN where a completion is left out."""
+    match config.advantage:
+        case "group_std":
+            values = adv.group_relative(rewards, "std")
+        case "group_mean":
+            values = adv.group_relative(rewards, "none")
+        case "batch_std":
+            values = adv.group_relative(rewards, "batch_std")
+        case "leave_one_out":
+            values = adv.leave_one_out(rewards)
+        case "whitened":  # over tokens, of which a sequence has so many
+            centred = np.repeat(adv.group_relative(rewards, "none").ravel(), counted)
+            whitened = adv.whiten(centred, np.ones(len(centred), bool))
+            values = np.zeros(len(counted), np.float32)
+            values[counted > 0] = whitened[np.cumsum(counted)[counted > 0] - 1]
+    return values.ravel()
+
+
+def pack_batch(
+    sequences: Sequences, config: GrpoConfig, *, max_tokens: int, row_tokens: int, rows_multiple: int
+) -> tuple[TokenBatch, Packing]:
+    """Packed rows, and where each token lies in them.
+
+    Args:
+        sequences: Of the whole batch: the weights are made of all lengths.
+        config: How tokens are aggregated.
+        max_tokens: The most that a completion may have, for the modes with a fixed length.
+        row_tokens: L.
+        rows_multiple: What R is a multiple of.
+    """
+    packing = pack(sequences.lengths, row_tokens, rows_multiple)
+    weights = sequence_weights(config.aggregation, sequences.counted, max_tokens)
+    per_token = np.repeat(weights, sequences.lengths) * sequences.sampled
+    positions, segments = positions_and_segments(packing)
+    logprobs = place(packing, sequences.logprobs)
+    batch = TokenBatch(
+        tokens=place(packing, sequences.tokens),
+        positions=positions,
+        segments=segments,
+        trained=place(packing, per_token > 0),
+        weight=place(packing, per_token),
+        advantage=place(packing, np.repeat(sequences.advantages, sequences.lengths)),
+        behaviour=logprobs,
+        old=logprobs,
+    )
+    return batch, packing
+
+
+def sequence_ids(batch: TokenBatch) -> tuple[Array, int]:
+    """A number for each sequence of the rows, and how many there may be: each has two tokens at least."""
+    rows, length = batch.segments.shape
+    most = length // 2 + 1
+    return jnp.arange(rows)[:, None] * most + batch.segments, rows * most

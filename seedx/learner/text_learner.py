@@ -1,0 +1,212 @@
+"""The learner of an LLM run: takes groups of completions, updates, publishes.
+
+Threading: one thread calls `step`; `state` is replaced as a whole, so any thread may read it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from seedx import sharding
+from seedx.grpo_config import GrpoConfig, TextLearnerConfig
+from seedx.learner.learner import NonFiniteError
+from seedx.learner.packing import microbatches
+from seedx.learner.text_batch import Sequences, TokenBatch, pack_batch, sequences_of
+from seedx.learner.text_update import Loss, Sums, make_optimizer, make_update
+from seedx.learner.token_logprobs import Model
+from seedx.metrics import Metrics
+from seedx.replay.items import Ragged
+from seedx.types import Tree
+
+
+class TextState(NamedTuple):
+    """What learning has come to."""
+
+    params: Tree  # float32
+    opt_state: Tree
+    reference: Tree  # parameters that the policy is held to; None where nothing holds it
+    updates: int
+    env_steps: int  # completions that were learned from
+    tokens: int  # of these
+    position: int  # of the first prompt that was not learned from
+
+
+class Shapes(NamedTuple):
+    """Of the batches.
+
+    Attributes:
+        max_tokens: Of a completion.
+        row_tokens: L.
+        rows: Of a part.
+    """
+
+    max_tokens: int
+    row_tokens: int
+    rows: int
+
+
+def rows_of_a_part(config: TextLearnerConfig, group_size: int, per_row: int, row_groups: int) -> int:
+    """Rows of one of the `config.microbatches` parts that hold any batch.
+
+    Args:
+        config: Of the learner.
+        group_size: G.
+        per_row: Sequences that a row holds, however long they are.
+        row_groups: What the rows are a multiple of.
+    """
+    rows = -(-config.batch_size * group_size // per_row)
+    return -(-rows // (config.microbatches * row_groups)) * row_groups
+
+
+class TextLearner:
+    """Turns groups into new versions of the weights.
+
+    Args:
+        model: How log-probabilities are computed.
+        loss: Of parts of a batch.
+        settings: Of the loss.
+        config: Of the learner.
+        mesh: Of `sharding.serve_mesh`.
+        params: Like those of the model, where they live.
+        shapes: Of the batches.
+        publish: Given every version and its parameters.
+        metrics: Where figures go.
+        run_dir: Where the batch is saved that made an update non-finite.
+
+    Attributes:
+        state: Set before the first step.
+        lag_sum: Over the updates of this session, of each batch's mean lag.
+    """
+
+    state: TextState
+
+    def __init__(
+        self,
+        model: Model,
+        loss: Loss,
+        settings: GrpoConfig,
+        config: TextLearnerConfig,
+        mesh: Mesh,
+        params: Tree,
+        shapes: Shapes,
+        publish: Callable[[int, Tree], None],
+        metrics: Metrics,
+        run_dir: Path,
+    ) -> None:
+        self._settings, self._config, self._shapes = settings, config, shapes
+        self.lag_sum = 0.0
+        self._publish, self._metrics, self._run_dir = publish, metrics, run_dir
+        self._programs = make_update(loss, make_optimizer(config), mesh, params)
+        self._rows = sharding.split_rows(mesh)
+        self._logprobs = jax.jit(
+            lambda params, batch: model.logprobs(params, batch)[0],
+            in_shardings=(jax.tree.map(lambda leaf: leaf.sharding, params), self._rows),
+            out_shardings=self._rows,
+        )
+        self.init = self._programs.init
+
+    def compile(self) -> None:
+        """Compiles the programs for these shapes, by running them once on nothing."""
+        state, (_, row_tokens, rows) = self.state, self._shapes
+        nothing = np.zeros((rows, row_tokens), np.int32)
+        batch = TokenBatch(*[nothing.astype(dtype) for dtype in _DTYPES])
+        sums = self._gradient(batch)
+        if self._config.microbatches > 1:
+            sums = self._programs.add(sums, self._gradient(batch))
+        spare = self._programs.init(state.params)  # it will be donated
+        jax.block_until_ready(self._programs.step(state.params, spare, sums.gradient, sums.loss, np.float32(0.0)))
+        if self._settings.old == "recomputed":
+            jax.block_until_ready(self._logprobs(state.params, self._placed(batch)))
+
+    def step(self, items: Ragged) -> None:
+        """Updates on one batch of groups and publishes the result.
+
+        Raises:
+            NonFiniteError: the update would have been; the state is unchanged.
+        """
+        started = time.monotonic()
+        state, shapes = self.state, self._shapes
+        sequences = sequences_of(items, self._settings)
+        batch, _ = pack_batch(
+            sequences,
+            self._settings,
+            max_tokens=shapes.max_tokens,
+            row_tokens=shapes.row_tokens,
+            rows_multiple=shapes.rows,
+        )
+        parts = microbatches(batch, shapes.rows)
+        if self._settings.old == "recomputed":
+            parts = [part._replace(old=np.asarray(self._logprobs(state.params, self._placed(part)))) for part in parts]
+        sums = self._gradient(parts[0])
+        for part in parts[1:]:
+            sums = self._programs.add(sums, self._gradient(part))
+        figures = {"loss": sums.loss, **sums.metrics}
+        rate = self._config.learning_rate * min(1.0, (state.updates + 1) / (self._config.warmup_updates + 1))
+        stepped = self._programs.step(state.params, state.opt_state, sums.gradient, sums.loss, np.float32(rate))
+        finite = bool(stepped.finite)  # waits
+        figures = {name: float(value) for name, value in jax.device_get(figures).items()}
+        if not finite:  # The same values; those that were put in are donated.
+            self.state = state._replace(params=stepped.params, opt_state=stepped.opt_state)
+            raise self._non_finite(batch, figures)
+        self.state = TextState(
+            stepped.params,
+            stepped.opt_state,
+            state.reference,
+            state.updates + 1,
+            state.env_steps + len(sequences.lengths),
+            state.tokens + int(sequences.sampled.sum()),
+            int(items.state["position"].max()) + 1,
+        )
+        self._publish(self.state.updates, self.state.params)
+        figures |= {"grad_norm": float(stepped.grad_norm), "learning_rate": rate}
+        self._record(sequences, figures, state.updates, time.monotonic() - started)
+
+    def _gradient(self, part: TokenBatch) -> Sums:
+        return self._programs.gradient(self.state.params, self.state.reference, self._placed(part))
+
+    def _placed(self, part: TokenBatch) -> TokenBatch:
+        return jax.device_put(part, self._rows)
+
+    def _record(self, sequences: Sequences, figures: dict[str, float], version: int, seconds: float) -> None:
+        for name, value in means(figures).items():
+            self._metrics.average(f"learner/{name}", value)
+        lags = version - sequences.versions[sequences.sampled]
+        self.lag_sum += float(lags.mean())
+        self._metrics.observe("learner/lag_updates", lags)
+        self._metrics.time("learner/update", seconds)
+        self._metrics.count("updates")
+        self._metrics.count("env_steps", len(sequences.lengths))
+        self._metrics.count("completion_tokens", int(sequences.sampled.sum()))
+
+    def _non_finite(self, batch: TokenBatch, figures: dict[str, float]) -> NonFiniteError:
+        path = self._run_dir / f"non_finite_batch_{self.state.updates}.npz"
+        np.savez_compressed(path, **batch._asdict())
+        return NonFiniteError(
+            f"update {self.state.updates + 1} is not finite: {figures}. The weights were left as before it, and its "
+            f"batch is in {path}. Lower --learner.learning-rate or --learner.max-grad-norm."
+        )
+
+
+_DTYPES = (np.int32, np.int32, np.int32, bool, np.float32, np.float32, np.float32, np.float32)
+
+
+def means(figures: dict[str, float]) -> dict[str, float]:
+    """Figures of one update out of its sums over tokens: means, greatest values, the clip fraction."""
+    tokens = max(figures["tokens"], 1.0)
+    whole = ("loss", "tokens", "gap_max", "ratio_max")
+    named = {name: value / tokens for name, value in figures.items() if name not in whole}
+    weight_squared = max(named.pop("weight_squared"), 1e-12)
+    clipped = named["clipped_low"] + named["clipped_high"] + named["clipped_dual"]
+    return {
+        **named,
+        **{name: figures[name] for name in whole},
+        "clip_fraction": clipped,
+        "effective_tokens": named["weight"] ** 2 / weight_squared,
+    }

@@ -1,0 +1,106 @@
+"""Log-probabilities of given tokens, without the logits of all tokens in memory at once.
+
+Letters: R rows, L tokens of a row, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, PyTree
+
+from seedx.learner.text_batch import TokenBatch
+from seedx.networks import transformer
+from seedx.networks.transformer_config import TransformerConfig
+
+_CHUNK_BYTES = 64 * 2**20  # of float32 logits
+
+
+def token_logprobs(
+    config: TransformerConfig,
+    params: PyTree,
+    tokens: Int[Array, "R L"],
+    positions: Int[Array, "R L"],
+    segments: Int[Array, "R L"],
+    *,
+    temperature: float = 1.0,
+    dtype: DTypeLike = jnp.float32,
+    remat: bool = False,
+) -> tuple[Float[Array, "R L"], Float[Array, "R L"]]:
+    """Each token's log-probability given those before it in its segment, and the entropy it was drawn with; natural.
+
+    Both are float32, and mean nothing for the first token of a segment.
+
+    Args:
+        config: Of the model.
+        params: Its parameters.
+        tokens: Packed rows.
+        positions: Of each token in its segment.
+        segments: From 1; 0 is padding.
+        temperature: Of the distribution.
+        dtype: What the model computes in.
+        remat: Whether a gradient computes each block anew.
+    """
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    x, _ = transformer.features(config, params, tokens, positions, segments=segments, remat=remat)
+    following = jnp.roll(tokens, -1, axis=1)  # what each token is to say
+
+    def said(x: Float[Array, "R C D"], following: Int[Array, "R C"]) -> tuple[Array, Array]:
+        logits = transformer.logits_of(config, params, x) / temperature
+        logprobs = jax.nn.log_softmax(logits)
+        entropy = -jnp.sum(jnp.exp(jax.lax.stop_gradient(logprobs)) * logprobs, axis=-1)
+        return jnp.take_along_axis(logprobs, following[..., None], axis=-1)[..., 0], entropy
+
+    chunks = _chunks(tokens.shape, config.vocab_size)
+    if chunks == 1:
+        logprobs, entropy = said(x, following)
+    else:
+        parts = (_split(x, chunks), _split(following, chunks))
+        _, (logprobs, entropy) = jax.lax.scan(lambda _, part: (None, jax.checkpoint(said)(*part)), None, parts)
+        logprobs, entropy = (jnp.moveaxis(leaf, 0, 1).reshape(tokens.shape) for leaf in (logprobs, entropy))
+    return jnp.roll(logprobs, 1, axis=1), jnp.roll(entropy, 1, axis=1)
+
+
+def _chunks(shape: tuple[int, ...], vocab_size: int) -> int:
+    """Parts of a row's tokens whose logits are held together: the least divisor of its length that is enough."""
+    rows, length = shape
+    wanted = math.ceil(rows * length * vocab_size * 4 / _CHUNK_BYTES)
+    return next(n for n in range(1, length + 1) if length % n == 0 and (n >= wanted or n == length))
+
+
+def _split(x: Array, chunks: int) -> Array:
+    """[R, L, ...] as [chunks, R, L / chunks, ...]."""
+    return jnp.moveaxis(x.reshape(x.shape[0], chunks, -1, *x.shape[2:]), 1, 0)
+
+
+class Model(NamedTuple):
+    """How log-probabilities are computed.
+
+    Attributes:
+        config: Of the transformer.
+        temperature: Of the distribution that completions are drawn from.
+        dtype: That the model computes in.
+        remat: Whether the gradient computes each block anew.
+    """
+
+    config: TransformerConfig
+    temperature: float = 1.0
+    dtype: DTypeLike = jnp.float32
+    remat: bool = False
+
+    def logprobs(self, params: PyTree, batch: TokenBatch) -> tuple[Float[Array, "R L"], Float[Array, "R L"]]:
+        """Log-probability of each token, and the entropy that it was drawn with."""
+        return token_logprobs(
+            self.config,
+            params,
+            batch.tokens,
+            batch.positions,
+            batch.segments,
+            temperature=self.temperature,
+            dtype=self.dtype,
+            remat=self.remat,
+        )

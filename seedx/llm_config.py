@@ -1,0 +1,119 @@
+"""The list of knobs of an LLM run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from seedx.checks import finite, not_negative, require
+from seedx.config import CheckpointConfig, MetricsConfig
+from seedx.device_config import MeshConfig
+from seedx.grpo_config import (
+    DecodeConfig,
+    GrpoConfig,
+    HeldOutConfig,
+    RolloutConfig,
+    TextLearnerConfig,
+    WarmStartConfig,
+)
+from seedx.reverb_address import SCHEME, parse_address
+from seedx.reward_config import RewardConfig
+from seedx.table_config import TableConfig
+
+AGENTS = ("grpo",)
+
+
+@dataclass(frozen=True)
+class LlmConfig:
+    """A whole run of a language model.
+
+    Attributes:
+        agent: "grpo".
+        task: "reverse", "sort", "sums", "calculator", "reasoning_gym:NAME", "jsonl:PATH" or "module:function".
+        model: smollm2, a .gguf file, a Hugging Face directory, hf://org/name, or tiny (random weights).
+        steps: Completions to learn from; None: no limit.
+        seconds: Wall time, from the start of the learner's process on; a resumed run has as long again. None: no limit.
+        stop_at_reward: Stops when the mean reward of the last `metrics.return_window` completions reaches it.
+        seed: Seed of everything.
+        run_dir: Where the run is kept; None: runs/<agent>-<task>-<date>.
+        resume: Continues from the last checkpoint in run_dir.
+        replay: Where groups wait: "embedded" in the learner's process, "reverb" in a Reverb server that is started for
+            the run, "reverb://host:port" in one that is running.
+        max_staleness: Versions that the weights of a token may be behind those of the update that learns from it; 0:
+            generating and learning take turns, and two runs give the same parameters bit for bit.
+        serve_port: The learner's engine also answers decode requests at this port of localhost; None: it does not.
+        mesh: The devices of learner and engine.
+    """
+
+    agent: str = "grpo"
+    task: str = "reverse"
+    model: str = "tiny"
+    steps: int | None = None
+    seconds: float | None = None
+    stop_at_reward: float | None = None
+    seed: int = 1
+    run_dir: str | None = None
+    resume: bool = False
+    replay: str = "embedded"
+    max_staleness: int = 1
+    serve_port: int | None = None
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    grpo: GrpoConfig = field(default_factory=GrpoConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    learner: TextLearnerConfig = field(default_factory=TextLearnerConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    held_out: HeldOutConfig = field(default_factory=HeldOutConfig)
+    table: TableConfig = field(default_factory=TableConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    metrics: MetricsConfig = field(default_factory=lambda: MetricsConfig(return_window=512))
+
+    def __post_init__(self) -> None:
+        finite(self)
+        require(self.agent in AGENTS, f"agent ({self.agent!r}) of an LLM run must be one of {', '.join(AGENTS)}.")
+        require(self.run_dir != "", "run_dir ('') must name a directory; leave --run-dir out for the default one.")
+        not_negative(self, "max_staleness")
+        require(self.steps is None or self.steps > 0, f"steps ({self.steps}) must be positive.")
+        require(self.seconds is None or self.seconds > 0, f"seconds ({self.seconds}) must be positive.")
+        require(0 <= self.seed < 2**31, f"seed ({self.seed}) must lie in 0 .. 2**31-1.")
+        require(
+            self.serve_port is None or 0 <= self.serve_port < 2**16,
+            f"serve_port ({self.serve_port}) must be a port, 0 (a free one) to 65535.",
+        )
+        require(
+            self.replay in ("embedded", "reverb") or self.replay.startswith(SCHEME),
+            f"replay ({self.replay!r}) must be 'embedded', 'reverb' (a server is started) or 'reverb://host:port'.",
+        )
+        if self.replay.startswith(SCHEME):
+            parse_address(self.replay)
+        require(
+            self.table.is_queue,
+            "the table of an LLM run is a queue (--table.sampler fifo --table.max-times-sampled 1): completions are "
+            "learned from once, while they are new.",
+        )
+        groups = self.mesh.data * self.mesh.fsdp
+        require(
+            self.decode.max_concurrent % groups == 0,
+            f"decode.max_concurrent ({self.decode.max_concurrent}) must be a multiple of {groups}: completions are "
+            "spread over --mesh.data x --mesh.fsdp devices.",
+        )
+
+    @property
+    def goal(self) -> float | None:
+        """The mean reward that the run stops at."""
+        return self.stop_at_reward
+
+    @property
+    def env(self) -> str:
+        """The task: what is acted in."""
+        return self.task
+
+    @property
+    def overlap(self) -> int:
+        """Rows that an item has in common with the next one."""
+        return 0
+
+    @property
+    def num_slots(self) -> int:
+        """Sources of items."""
+        return 1

@@ -1,0 +1,64 @@
+"""What of an LLM run goes into a checkpoint, and comes back at a resume."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from seedx.checkpoint import Checkpointer
+from seedx.learner.text_learner import TextState
+from seedx.llm_config import LlmConfig
+
+
+class Progress(NamedTuple):
+    """What is known of a run beside its arrays.
+
+    Attributes:
+        seconds: Wall time, earlier sessions included.
+        score_before: On held-out prompts before the first update; None: not measured.
+        rewards: The newest completions'.
+    """
+
+    seconds: float
+    score_before: float | None
+    rewards: list[float]
+
+
+def save_llm_run(
+    checkpointer: Checkpointer, config: LlmConfig, state: TextState, progress: Progress, block: bool
+) -> None:
+    """Writes a checkpoint; with `block` it is finished on return."""
+    metadata = {
+        "config": dataclasses.asdict(config),
+        "updates": state.updates,
+        "env_steps": state.env_steps,
+        "tokens": state.tokens,
+        "position": state.position,
+        **progress._asdict(),
+    }
+    checkpointer.save(state.updates, state.params, _other_arrays(state), metadata, block=block)
+
+
+def resume_llm_run(checkpointer: Checkpointer, fresh: TextState) -> tuple[TextState, Progress]:
+    """The newest good checkpoint.
+
+    Raises:
+        CheckpointError: there is no good one, or it is of another network or optimizer.
+    """
+    found = checkpointer.restore(fresh.params, _other_arrays(fresh))
+    metadata: dict[str, Any] = found.metadata
+    print(f"resumed at update {found.update:,} ({metadata['env_steps']:,} completions).", flush=True)
+    state = TextState(
+        found.params,
+        found.state["opt_state"],
+        found.state.get("reference"),
+        found.update,
+        *(int(metadata[name]) for name in ("env_steps", "tokens", "position")),
+    )
+    return state, Progress(*(metadata[name] for name in Progress._fields))
+
+
+def _other_arrays(state: TextState) -> dict[str, Any]:
+    """What a checkpoint holds beside the parameters."""
+    reference = {} if state.reference is None else {"reference": state.reference}
+    return {"opt_state": state.opt_state, **reference}

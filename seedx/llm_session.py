@@ -1,0 +1,357 @@
+"""One session of an LLM run: model, warm start, decode engine, rollouts, learner; from the first line to the last.
+
+The engine decodes with the very arrays that the learner made, on the learner's mesh. In a run without staleness they
+take turns: a batch is generated, scored, learned from and published before the next one begins.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from seedx.checks import ConfigError
+from seedx.ending import Ending
+from seedx.llm_config import LlmConfig
+from seedx.threads import Crew, spare_the_collector
+from seedx.types import Tree
+
+_POLL_S = 0.1
+
+
+class LlmSession:
+    """What lives as long as one learner process of an LLM run.
+
+    Attributes:
+        learning: Whether there is something to save.
+        saving_since: When the last checkpoint was begun, on the monotonic clock; -inf while none is being written.
+    """
+
+    def __init__(self, config: LlmConfig, run_dir: Path, resume: bool, crew: Crew, signals: list[int]) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._resume = resume
+        self._crew = crew
+        self._signals = signals
+        self._ending = Ending(config, run_dir, crew.stop, signals)
+        self._seconds_before = 0.0
+        self._score_before: float | None = None
+        self._score_after: float | None = None
+        self._server: Any = None  # DecodeServer
+        self.learning = False
+        self.saving_since = -math.inf
+
+    def run(self, done: threading.Event) -> None:
+        """All of it; sets `done`, whether it succeeds or fails."""
+        try:
+            self._set_up()
+            self._build_learner()
+            self._build_engine()
+            self._build_rollouts()
+            self._start()
+            self._finish(self._learn())
+        except BaseException as error:
+            self._crew.fail(error)
+        finally:
+            done.set()
+
+    # ---- building
+
+    def _set_up(self) -> None:
+        from seedx.envs.text.prompts import PromptSource
+        from seedx.llm_setup import caster, set_up
+        from seedx.metrics import Metrics
+
+        config = self._config
+        _say(f"loading {config.model}")
+        self._setup, self._initial_params = set_up(config)
+        self._source = PromptSource(self._setup.task.prompts("train"), config.seed)
+        self._cast = caster(config.learner.dtype)
+        self._metrics = Metrics(rates=("env_steps", "updates", "completion_tokens"))
+
+    def _build_learner(self) -> None:
+        """The learner with its state: from a checkpoint, or from the model after its warm start."""
+        from seedx import sharding
+        from seedx.agents.grpo import grpo_loss
+        from seedx.checkpoint import Checkpointer
+        from seedx.learner.text_learner import Shapes, TextLearner, TextState, rows_of_a_part
+        from seedx.learner.token_logprobs import Model
+        from seedx.llm_resume import resume_llm_run
+        from seedx.llm_warm_start import warm_started
+
+        config, learner, setup = self._config, self._config.learner, self._setup
+        params, self._initial_params = self._initial_params, None  # of the warm start; there is no room for both
+        self._policy = Model(setup.config, config.rollout.temperature, learner.dtype, learner.remat)
+        row_tokens = max(learner.row_tokens // setup.length, 1) * setup.length
+        row_groups = sharding.row_groups(setup.mesh)
+        rows = rows_of_a_part(learner, config.grpo.group_size, row_tokens // setup.length, row_groups)
+        self.learner = TextLearner(
+            self._policy,
+            partial(grpo_loss, self._policy, config.grpo),
+            config.grpo,
+            learner,
+            setup.mesh,
+            params,
+            Shapes(setup.max_tokens, row_tokens, rows),
+            self._publish,
+            self._metrics,
+            self._run_dir,
+        )
+        try:
+            self._checkpointer = Checkpointer(self._run_dir, keep=config.checkpoint.keep)
+        except PermissionError as error:
+            raise ConfigError(str(error)) from error
+        reference = params if config.grpo.kl_cost else None
+        state = TextState(params, self.learner.init(params), reference, 0, 0, 0, 0)
+        self._earlier_rewards: list[float] = []
+        if self._resume and self._checkpointer.any():
+            state, progress = resume_llm_run(self._checkpointer, state)
+            self._seconds_before, self._score_before, self._earlier_rewards = progress
+        elif config.warm_start.reward:
+            params = warm_started(config, setup, self._source, self._policy, params, self._interrupted, _say)
+            state = state._replace(params=params, reference=params if config.grpo.kl_cost else None)
+        self.learner.state = state
+        self._first_update = state.updates
+
+    def _build_engine(self) -> None:
+        """Compiles learning and decoding."""
+        from seedx.llm_setup import make_scheduler
+        from seedx.weights import Weights
+
+        _say("compiling")
+        self.learner.compile()
+        state = self.learner.state
+        weights = Weights(state.updates, self._cast(state.params))
+        self.scheduler = make_scheduler(self._config, self._setup, weights, self._crew, _say)
+
+    def _build_rollouts(self) -> None:
+        from seedx.envs.text.generation import Generation, Settings
+        from seedx.envs.text.group import example_item
+        from seedx.envs.text.rewards import RewardPool
+        from seedx.envs.text.rollouts import Pace, Rollouts
+        from seedx.envs.text.sample_log import SampleLog
+        from seedx.llm_view import LLM_VIEW
+        from seedx.llm_warnings import Warnings
+        from seedx.replay.build import make_replay
+        from seedx.report import Reporter
+
+        config, state, tokenizer = self._config, self.learner.state, self._setup.tokenizer
+        settings = Settings(
+            group_size=config.grpo.group_size,
+            max_tokens=self._setup.max_tokens,
+            temperature=config.rollout.temperature,
+            timeout_s=config.rollout.timeout_s,
+            retries=config.rollout.retries,
+            overlong_tokens=config.grpo.overlong_tokens,
+        )
+        self._pool = RewardPool(config.task, config.reward, self._metrics, self._crew)
+        self._generation = Generation(
+            self.scheduler, self._setup.task, tokenizer, self._pool, settings, self._metrics, self._crew
+        )
+        title = f"{config.agent} on {config.task}, seed {config.seed}"
+        samples = SampleLog(self._run_dir, lambda group: tokenizer.decode(group.prompt.tolist()), title)
+        self._rollouts = Rollouts(
+            self._generation,
+            self.scheduler,
+            self._source,
+            self._setup.encode,
+            pace=Pace(config.learner.batch_size, config.max_staleness),
+            config=config.grpo,
+            seed=config.seed,
+            position=state.position,
+            updates=state.updates,
+            rewards=self._earlier_rewards,
+            window=config.metrics.return_window,
+            told=lambda group: samples.add(group, self.learner.state.updates),
+            metrics=self._metrics,
+            crew=self._crew,
+        )
+        seconds_left = math.inf if config.seconds is None else config.seconds - self._ending.seconds
+        self.replay = make_replay(config, example_item(config.grpo.group_size), self._resume, seconds_left)
+        for name, value in zip(
+            ("updates", "env_steps", "completion_tokens"), (state.updates, state.env_steps, state.tokens), strict=True
+        ):
+            self._metrics.count(name, value)
+        self._reporter = Reporter(
+            config,
+            self._run_dir,
+            self._metrics,
+            self._figures,
+            self._crew.stop,
+            LLM_VIEW,
+            self._summary,
+            Warnings(exact=config.learner.dtype == "float32"),
+        )
+
+    # ---- running
+
+    def _start(self) -> None:
+        config = self._config
+        spare_the_collector()
+        self.scheduler.start()
+        self._generation.start()
+        if self.learner.state.updates == 0:
+            self._score_before = self._score("before the first update")
+            if self._stopped():
+                return
+            self._save(block=True)  # so that a resume has the warm start, and the reference
+        self.learning = True
+        if config.serve_port is not None:
+            self._serve(config.serve_port)
+        self._reporter.start(self._opening())
+        self._crew.spawn("report", self._reporter.loop)
+        self._rollouts.start(self.replay)
+
+    def _serve(self, port: int) -> None:
+        """The learner's engine answers others too."""
+        from seedx.inference.decode_metrics import DecodeMetrics
+        from seedx.inference.decode_server import DecodeServer
+        from seedx.inference.decode_service import DecodeService
+        from seedx.inference.security import Access
+
+        service = DecodeService(DecodeMetrics())
+        self._server = DecodeServer(service, f"localhost:{port}", None, Access(), self._crew.fail)
+        self._server.start()
+        service.begin(self.scheduler, self._setup.name, self._setup.tokenizer, self._setup.chat_template)
+        _say(f"the engine answers at {self._server.address}")
+
+    def _stopped(self) -> bool:
+        return self._ending.reason(self.learner.state.env_steps) is not None
+
+    def _learn(self) -> str:
+        """Learns until something says stop; what it was. Even a failure leaves the state of the last good update."""
+        config, learner = self._config, self.learner
+        try:
+            last_checkpoint = time.monotonic()
+            while (reason := self._ending.reason(learner.state.env_steps)) is None:
+                items = self._next()
+                if items is None:
+                    continue
+                solved = self._ending.is_solved(*self._rollouts.mean_reward())
+                learner.step(items)
+                self._rollouts.advance(learner.state.updates)
+                interval = config.held_out.interval_updates
+                if interval and learner.state.updates % interval == 0:
+                    score = self._score(f"after {learner.state.updates:,} updates")
+                    if score is not None:
+                        self._metrics.gauge("held_out/reward", score)
+                if config.checkpoint.interval_s and time.monotonic() - last_checkpoint > config.checkpoint.interval_s:
+                    self._save()
+                    last_checkpoint = time.monotonic()
+                if solved:
+                    return "solved"
+            return reason
+        except Exception as error:
+            self._crew.fail(error)
+            return "failed"
+
+    def _next(self) -> Any:
+        from seedx.replay.replay import ReplayTimeoutError
+
+        try:
+            with self._metrics.timer("learner/wait_batch"):
+                return self.replay.sample(self._config.learner.batch_size, _POLL_S).items
+        except ReplayTimeoutError:
+            return None
+
+    def _publish(self, version: int, params: Tree) -> None:
+        with self._metrics.timer("weights/publish"):
+            self.scheduler.publish(version, self._cast(params))
+
+    def _score(self, when: str) -> float | None:
+        """Mean reward on held-out prompts; None if there are none, or the run is stopped meanwhile."""
+        from seedx.envs.text.held_out import held_out
+
+        config = self._config.held_out
+        prompts = self._setup.task.prompts("test")
+        count = min(config.num_prompts, len(prompts))
+        if not count:
+            return None
+        result = held_out(
+            self._generation,
+            self.scheduler,
+            [prompts[i] for i in range(count)],
+            self._setup.encode,
+            num_samples=config.num_samples,
+            seed=self._config.seed,
+            stop=self._interrupted,
+        )
+        if result is None or math.isnan(result.mean):
+            return None
+        low, high = result.interval
+        _say(f"held-out reward {when}: {result.mean:.3f} ({low:.3f} to {high:.3f}) over {len(result.groups)} prompts")
+        return result.mean
+
+    def _interrupted(self) -> bool:
+        return self._crew.stop.is_set() or bool(self._signals)
+
+    # ---- telling
+
+    def _opening(self) -> str:
+        from seedx.console import opening_line
+
+        config = self._config
+        groups = f"{config.learner.batch_size} groups x {config.grpo.group_size} completions"
+        devices = f"{self._setup.mesh.size} {self._setup.mesh.devices.flat[0].platform}"
+        return opening_line(config.agent, config.task, config.seed, groups, devices, str(self._run_dir))
+
+    def _figures(self) -> dict[str, Any]:
+        """Figures of now, beside what the parts measured."""
+        state = self.learner.state
+        mean, count = self._rollouts.mean_reward()
+        return {
+            "frames": state.env_steps,
+            "version": state.updates,
+            "seconds": self._seconds(),
+            "lag_updates_mean": self.learner.lag_sum / max(state.updates - self._first_update, 1),
+            **({"reward_mean": mean, "reward_completions": count} if count else {}),
+            **self.replay.info(),
+            **self.scheduler.figures(),
+            **self._ending.solved,
+        }
+
+    def _summary(self, row: dict[str, Any]) -> dict[str, Any]:
+        """What summary.json has beside what all runs have."""
+        state = self.learner.state
+        return {
+            "reward_mean": row.get("reward_mean"),
+            "completions": state.env_steps,
+            "completion_tokens": state.tokens,
+            "completion_tokens_per_s": state.tokens / max(row["seconds"], 1e-9),
+            "held_out_reward_before": self._score_before,
+            "held_out_reward_after": self._score_after,
+        }
+
+    def _seconds(self) -> float:
+        """Wall time of the run, earlier sessions included."""
+        return self._seconds_before + self._ending.seconds
+
+    def _save(self, block: bool = False) -> None:
+        from seedx.llm_resume import Progress, save_llm_run
+
+        progress = Progress(self._seconds(), self._score_before, self._rollouts.rewards())
+        save_llm_run(self._checkpointer, self._config, self.learner.state, progress, block)
+
+    def _finish(self, reason: str) -> None:
+        try:
+            if self.learning:
+                self.saving_since = time.monotonic()
+                self._save(block=True)
+                self.saving_since = -math.inf
+                if reason in ("solved", "steps", "seconds"):
+                    self._score_after = self._score("after the last update")
+        finally:
+            self._checkpointer.close()
+            self.saving_since = -math.inf
+            self._reporter.finish(reason)
+            if self._server is not None:
+                self._server.stop(0.0)
+            self._pool.close()
+            self.replay.close()
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,147 @@
+"""What training and evaluating a language model begin with: task, model, how long texts are, decode engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import Mesh
+
+from seedx import compilation_cache, sharding
+from seedx.chat import ChatTemplate
+from seedx.checks import require
+from seedx.device_config import parse_bytes
+from seedx.envs.text.encode import encode_prompt
+from seedx.envs.text.load import load_task
+from seedx.envs.text.task import Prompt, Task
+from seedx.inference.engine import Engine
+from seedx.inference.memory_plan import plan_memory
+from seedx.inference.scheduler import Limits, Scheduler
+from seedx.llm_config import LlmConfig
+from seedx.memory import memory_bytes
+from seedx.networks import transformer
+from seedx.networks.model_source import open_model
+from seedx.networks.transformer_config import TransformerConfig
+from seedx.threads import Crew
+from seedx.tokenizer import Tokenizer
+from seedx.types import Tree
+from seedx.weights import Weights
+
+_MAX_TOKENS = 256  # of a completion, where neither the run nor the task says
+_MEASURED_PROMPTS = 2000  # that the length of the longest prompt is taken over
+_ROUND = 16  # texts have a multiple of this length, so that they divide into chunks
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A task and a model that fit together.
+
+    Attributes:
+        task: Of the run.
+        name: Of the model.
+        config: Of the transformer.
+        tokenizer: The model's.
+        chat_template: The model's; None: it has none.
+        mesh: The devices.
+        max_prompt_tokens: Longer prompts are passed over.
+        max_tokens: Of a completion.
+    """
+
+    task: Task
+    name: str
+    config: TransformerConfig
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    mesh: Mesh
+    max_prompt_tokens: int
+    max_tokens: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of a whole text, at most."""
+        return -(-(self.max_prompt_tokens + self.max_tokens) // _ROUND) * _ROUND
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...] | None:
+        """The prompt as the model reads it; None if it is too long."""
+        tokens = encode_prompt(prompt, self.tokenizer, self.chat_template)
+        return tokens if len(tokens) <= self.max_prompt_tokens else None
+
+
+def set_up(config: LlmConfig) -> tuple[Setup, Tree]:
+    """The setup of a run, and the parameters that the model comes with, float32.
+
+    Raises:
+        ConfigError: there is no such task or model, or they do not fit each other or the devices.
+    """
+    compilation_cache.use()
+    sizes, rollout = config.mesh, config.rollout
+    task = load_task(config.task)
+    mesh = sharding.serve_mesh(data=sizes.data, fsdp=sizes.fsdp, tensor=sizes.tensor)
+    model = open_model(config.model, "float32", lambda found: layout_of(found, mesh), seed=config.seed)
+    prompts = task.prompts("train")
+    longest = rollout.max_prompt_tokens or max(
+        len(encode_prompt(prompts[i], model.tokenizer, model.chat_template))
+        for i in range(min(len(prompts), _MEASURED_PROMPTS))
+    )
+    max_tokens = rollout.max_tokens or getattr(task, "max_tokens", _MAX_TOKENS)
+    setup = Setup(task, model.name, model.config, model.tokenizer, model.chat_template, mesh, longest, max_tokens)
+    require(
+        setup.length <= model.config.max_length,
+        f"prompts of up to {longest} tokens and completions of up to {max_tokens} are more than the "
+        f"{model.config.max_length} that {model.name} knows; lower --rollout.max-prompt-tokens or "
+        "--rollout.max-tokens.",
+    )
+    return setup, model.params
+
+
+def layout_of(config: TransformerConfig, mesh: Mesh) -> Tree:
+    """Where each parameter lives, for learning and for decoding."""
+    return sharding.serve_shardings(mesh, transformer.logical_axes(config), transformer.abstract_params(config))
+
+
+def caster(dtype: str) -> Callable[[Tree], Tree]:
+    """Makes parameters as the engine computes with them; the same ones where it computes in float32."""
+    if dtype == "float32":
+        return lambda params: params
+    return jax.jit(lambda params: jax.tree.map(lambda leaf: leaf.astype(dtype), params))
+
+
+def make_scheduler(
+    config: LlmConfig, setup: Setup, weights: Weights, crew: Crew, say: Callable[[str], None] | None = None
+) -> Scheduler:
+    """A decode engine with its scheduler, compiled but not started.
+
+    Args:
+        config: Of the run.
+        setup: Of the run.
+        weights: The first version, cast.
+        crew: The scheduler's thread joins it.
+        say: Told how memory is used.
+    """
+    given = parse_bytes(config.decode.memory_budget, "--decode.memory-budget")
+    budget = memory_bytes() // 4 if given is None else given
+    plan = plan_memory(
+        setup.config,
+        weights.params,
+        budget,
+        length=setup.length,
+        max_slots=config.decode.max_concurrent,
+        prefix_cache_bytes=budget // 16,
+        slots_multiple=sharding.row_groups(setup.mesh),
+        mesh=setup.mesh,
+    )
+    if say is not None:
+        say(plan.describe())
+    engine = Engine(
+        setup.config,
+        plan,
+        mesh=setup.mesh,
+        steps_per_dispatch=min(config.decode.steps_per_dispatch, setup.length),
+        launching=threading.Lock() if setup.mesh.size > 1 else None,
+    )
+    engine.warm_up(weights)
+    ahead = (config.max_staleness + 1) * config.learner.batch_size * config.grpo.group_size
+    limits = Limits(max_waiting=4 * (ahead + 512), max_waiting_tokens=1 << 24)
+    return Scheduler(engine, weights, tokenizer=setup.tokenizer, limits=limits, crew=crew)
