@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from seedx.checks import ConfigError
+from seedx.envs.text import sandbox
 from seedx.envs.text.load import load_task
 from seedx.envs.text.task import Prompt
 
@@ -74,6 +75,13 @@ BAD = [
     ),
     ({"prompt": "a", "answer": "b", "verifier": "numeric"}, r'answer \("b"\) has no number'),
     ({"prompt": "a", "answer": "(", "verifier": "regex"}, r'answer \("\("\) is no regular expression: .*'),
+    ({"prompt": "a", "verifier": "code"}, "tests must be a list"),
+    ({"prompt": "a", "verifier": "code", "tests": "assert f()"}, "tests must be a list"),
+    ({"prompt": "a", "verifier": "code", "tests": []}, "tests must be a list, .*, and not be empty"),
+    ({"prompt": "a", "verifier": "code", "tests": ["assert f()", {"stdin": "", "stdout": ""}]}, "either of strings"),
+    ({"prompt": "a", "verifier": "code", "tests": [{"stdin": "1"}]}, "or of objects like"),
+    ({"prompt": "a", "verifier": "code", "tests": [{"stdin": 1, "stdout": "2"}]}, "or of objects like"),
+    ({"prompt": "a", "verifier": "code", "tests": ["assert f()"], "answer": 1}, "answer is a number"),
     ({"prompt": "a", "answer": " ", "verifier": "math"}, r'answer \(""\) is empty; the verifier "math"'),
 ]
 
@@ -144,3 +152,19 @@ def test_a_verifier_that_is_not_installed_is_refused_at_the_start(tmp_path, monk
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(ConfigError, match="needs the package math-verify"):
         load_task(write(tmp_path, {"prompt": "a", "answer": "1", "verifier": "math"}))
+
+
+def test_code_is_run_against_the_tests_of_its_line(tmp_path, monkeypatch):
+    checked = []
+    monkeypatch.setattr(sandbox, "check_sandbox", lambda: checked.append(True))
+    monkeypatch.setattr(sandbox, "run_asserts", lambda program, tests: ran(tests == ["assert f()"]))
+    monkeypatch.setattr(sandbox, "run_pairs", lambda program, pairs: ran(pairs == [("1", "2")]))
+    pairs = [{"stdin": "1", "stdout": "2"}]
+    lines = [{"prompt": "a", "verifier": "code", "tests": tests} for tests in (["assert f()"], pairs)]
+    task = load_task(write(tmp_path, *lines))
+    assert checked == [True]
+    assert [task.reward(prompt, "def f(): ...") for prompt in task.prompts("train")] == [1.0, 1.0]
+
+
+def ran(right):
+    return sandbox.SandboxResult(float(right), 0, "ok", "", "")

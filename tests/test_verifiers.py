@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from seedx.checks import ConfigError
 from seedx.envs.text.last_number import Number, last_number
-from seedx.envs.text.verifiers import VERIFIERS, exact, math, numeric, regex, verify
+from seedx.envs.text.sandbox import SandboxError, check_sandbox
+from seedx.envs.text.verifiers import VERIFIERS, code, exact, math, numeric, regex, verify
 
 
 @pytest.mark.parametrize(
@@ -149,8 +150,8 @@ def test_regex(pattern, completion, score):
 def test_a_verifier_by_its_name():
     cases = {"exact": ("7", "x 7"), "numeric": ("7", "x 7"), "regex": (".*7", "x 7")}
     assert [verify(name, *cases[name]) for name in cases] == [0.0, 1.0, 1.0]
-    assert {*cases, "math"} == set(VERIFIERS)
-    with pytest.raises(ConfigError, match="verifier 'fuzzy' is unknown; there are exact, numeric, regex, math"):
+    assert {*cases, "math", "code"} == set(VERIFIERS)
+    with pytest.raises(ConfigError, match="verifier 'fuzzy' is unknown; there are exact, numeric, regex, math, code"):
         verify("fuzzy", "", "")
 
 
@@ -206,3 +207,45 @@ def test_math_in_a_thread_is_as_anywhere():
 def test_math_says_that_an_answer_is_no_formula():
     with pytest.raises(ValueError, match="the answer '' is no formula"):
         math("", "1")
+
+
+@pytest.fixture
+def sandbox():
+    """A sandbox, without which the test is skipped, or fails if SEEDX_REQUIRE names sandbox."""
+    try:
+        check_sandbox()
+    except SandboxError as error:
+        if "sandbox" in os.environ.get("SEEDX_REQUIRE", "").split():
+            pytest.fail(f"SEEDX_REQUIRE names sandbox, and {error}")
+        pytest.skip(str(error))
+
+
+DOUBLE, ECHO = "def f(x):\n    return 2 * x\n", "print(2 * int(input()))\n"
+ASSERTS = ["assert f(1) == 2", "assert f(-1) == -2"]
+PAIRS = [{"stdin": "1", "stdout": "2"}, {"stdin": "-1", "stdout": "-2"}]
+
+
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.parametrize(
+    ("tests", "completion", "score"),
+    [
+        (ASSERTS, DOUBLE, 1.0),
+        (ASSERTS, f"Here:\n```python\n{DOUBLE}```\nDone.", 1.0),
+        (ASSERTS, f"```\ndef f(x): return 0\n```\nNo:\n```py\n{DOUBLE}```", 1.0),
+        (ASSERTS, "def f(x):\n    return 2\n", 0.0),
+        (ASSERTS, "Double it.", 0.0),
+        (ASSERTS, "", 0.0),
+        (PAIRS, ECHO, 1.0),
+        (PAIRS, f"```python\n{ECHO}```", 1.0),
+        (PAIRS, "print(2)", 0.0),
+        (PAIRS, DOUBLE, 0.0),
+    ],
+)
+def test_code(tests, completion, score):
+    assert code(tests, completion) == score
+    assert verify("code", "", completion, tests) == score
+
+
+def test_code_needs_tests():
+    with pytest.raises(ValueError, match="test"):
+        code([], DOUBLE)

@@ -15,7 +15,7 @@ from seedx.chat import check_messages
 from seedx.checks import ConfigError
 from seedx.envs.text.last_number import last_number
 from seedx.envs.text.task import Prompt, Split
-from seedx.envs.text.verifiers import VERIFIERS, check_math, verify
+from seedx.envs.text.verifiers import VERIFIERS, check_verifier, verify
 
 _SPLITS = ("train", "test")
 _FIELDS = ("prompt", "messages", "answer", "split", "verifier")
@@ -36,11 +36,12 @@ class JsonlTask:
     Fields of a line:
         prompt: A text; or
         messages: a list of {"role": ..., "content": ...}. One of the two.
-        answer: A text: what the verifier compares with.
+        answer: A text: what the verifier compares with. `code` does without.
         split: "train" (if left out) or "test".
         verifier: One of `VERIFIERS`; "exact" if left out.
 
-    All other fields go to `Prompt.extra`.
+    All other fields go to `Prompt.extra`, also `tests`, a list that `code` wants: of texts like "assert f(1) == 2", or
+    of {"stdin": ..., "stdout": ...}.
 
     If no line says "test", a tenth of the prompts is for tests, chosen by a hash of the prompt, so equal ones stay
     together. With fewer than 20 different prompts nothing can be set aside: tests are then done with what is trained
@@ -56,9 +57,8 @@ class JsonlTask:
     def __init__(self, path: str) -> None:
         self._path = path
         lines = _read(path)
-        verifiers = {line.prompt.extra["verifier"] for line in lines}
-        if "math" in verifiers:
-            check_math()
+        for verifier in sorted({line.prompt.extra["verifier"] for line in lines}):
+            check_verifier(verifier)
         self._prompts, self._set_aside = _split(lines)
         if not self._prompts["train"]:
             raise ConfigError(
@@ -78,7 +78,8 @@ class JsonlTask:
 
     def reward(self, prompt: Prompt, completion: str) -> float:
         """1 if the line's verifier finds the completion right, else 0."""
-        return verify(prompt.extra["verifier"], prompt.answer, completion)
+        extra = prompt.extra
+        return verify(extra["verifier"], prompt.answer, completion, extra.get("tests", ()))
 
 
 def _split(lines: Sequence[_Line]) -> tuple[dict[Split, list[Prompt]], bool]:
@@ -143,7 +144,9 @@ def _parse(line: bytes) -> _Line:
         raise ConfigError(f"it has {both}; it must have one of them.")
     split = _one_of(fields, "split", _SPLITS, None)
     verifier = _one_of(fields, "verifier", VERIFIERS, "exact")
-    answer = _text(fields, "answer")
+    if verifier == "code":
+        _check_tests(fields.get("tests"))
+    answer = _text(fields, "answer") if verifier != "code" or "answer" in fields else ""
     _check_answer(verifier, answer)
     return _Line(
         Prompt(
@@ -204,6 +207,22 @@ def _check_answer(verifier: str, answer: str) -> None:
                 raise ConfigError(f'answer ("{answer[:100]}") is no regular expression: {error}.') from error
         case "math" if not answer.strip():
             raise ConfigError('answer ("") is empty; the verifier "math" compares with a formula.')
+
+
+def _check_tests(tests: Any) -> None:
+    kinds = {_test_kind(test) for test in tests} if isinstance(tests, list) else set()
+    if kinds not in ({"assert"}, {"pair"}):
+        raise ConfigError(
+            'tests must be a list, for the verifier "code", either of strings like "assert f(1) == 2" or of objects '
+            'like {"stdin": "1", "stdout": "2"}, and not be empty.'
+        )
+
+
+def _test_kind(test: Any) -> str:
+    if isinstance(test, str):
+        return "assert"
+    is_pair = isinstance(test, dict) and test.keys() == {"stdin", "stdout"}
+    return "pair" if is_pair and all(isinstance(text, str) for text in test.values()) else "neither"
 
 
 def _kind(value: Any) -> str:

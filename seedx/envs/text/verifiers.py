@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping, Sequence
 
 from seedx.checks import ConfigError
 from seedx.envs.text.last_number import last_number
 
-VERIFIERS = ("exact", "numeric", "regex", "math")
+VERIFIERS = ("exact", "numeric", "regex", "math", "code")
+Tests = Sequence[str] | Sequence[Mapping[str, str]]
+_FENCED = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
 
-def verify(verifier: str, answer: str, completion: str) -> float:
-    """The score of a completion by one of `VERIFIERS`.
+def verify(verifier: str, answer: str, completion: str, tests: Tests = ()) -> float:
+    """The score of a completion by one of `VERIFIERS`; `tests` are for `code`, which has no use for the answer.
 
     Raises:
         ConfigError, ValueError: as the verifier itself.
@@ -26,6 +29,8 @@ def verify(verifier: str, answer: str, completion: str) -> float:
             return regex(answer, completion)
         case "math":
             return math(answer, completion)
+        case "code":
+            return code(tests, completion)
     raise ConfigError(f"the verifier {verifier!r} is unknown; there are {', '.join(VERIFIERS)}.")
 
 
@@ -77,6 +82,43 @@ def math(answer: str, completion: str) -> float:
     if not right:
         raise ValueError(f"the answer {answer!r} is no formula to math-verify.")
     return float(math_verify.verify(right, parse(completion), timeout_seconds=None, raise_on_error=True))
+
+
+def code(tests: Tests, completion: str) -> float:
+    """The Python in the completion passes all tests, in a sandbox: what is in its last ```...```, or all of it.
+
+    Args:
+        tests: Statements like "assert add(1, 2) == 3", run after the code; or {"stdin": ..., "stdout": ...}: what the
+            program says then, spaces at the ends of lines aside.
+        completion: Of a model.
+
+    Raises:
+        SandboxError: there can be no sandbox here.
+        ValueError: there is no test.
+    """
+    from seedx.envs.text.sandbox import run_asserts, run_pairs
+
+    fenced = _FENCED.findall(completion)
+    program = fenced[-1] if fenced else completion
+    pairs = [(test["stdin"], test["stdout"]) for test in tests if isinstance(test, Mapping)]
+    asserts = [test for test in tests if isinstance(test, str)]
+    result = run_pairs(program, pairs) if pairs else run_asserts(program, asserts)
+    return float(result.passed == 1.0)
+
+
+def check_verifier(verifier: str) -> None:
+    """Makes sure that what a verifier needs is there, which a task does when it is made.
+
+    Raises:
+        ConfigError: it is not; the message says what to do.
+    """
+    match verifier:
+        case "math":
+            check_math()
+        case "code":
+            from seedx.envs.text.sandbox import check_sandbox
+
+            check_sandbox()
 
 
 def check_math() -> None:
