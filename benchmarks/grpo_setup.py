@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -71,8 +73,9 @@ class Run:
         made = load_task(task)
         config = LlmConfig(task=task, max_staleness=max_staleness, learner=LEARNER)
         mesh = sharding.serve_mesh(data=devices)
+        launching = threading.Lock() if devices > 1 else contextlib.nullcontext()
         tokenizer = Letters()
-        self.setup = Setup(made, "tiny", TINY, tokenizer, None, mesh, PROMPT_TOKENS, NEW_TOKENS)
+        self.setup = Setup(made, "tiny", TINY, tokenizer, None, mesh, PROMPT_TOKENS, NEW_TOKENS, launching)
         params = jax.device_put(tiny_params(), layout_of(TINY, mesh))
         self.crew, self.metrics = Crew(), Metrics()
         self.learner = make_learner(self.setup, params, self._publish, self.metrics)
