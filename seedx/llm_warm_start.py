@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from seedx.checks import require
 from seedx.envs.text.prompts import PromptSource
+from seedx.envs.text.task import MultiTurnTask, Prompt
 from seedx.learner.token_logprobs import Model
-from seedx.learner.warm_start import Pair, warm_start
+from seedx.learner.warm_start import Shown, warm_start
 from seedx.llm_config import LlmConfig
 from seedx.llm_setup import Setup
 from seedx.types import Tree
@@ -41,31 +42,52 @@ def warm_started(
         SystemExit: it was interrupted.
     """
     wanted, started = config.warm_start, time.monotonic()
-    taken, shown = 0, started
+    taken, said_at = 0, started
 
-    def pairs(_: int) -> list[Pair]:
-        """The next prompts that are not too long, with their answers."""
+    def shown(_: int) -> list[Shown]:
+        """The next prompts that fit, with their answers."""
         nonlocal taken
-        found: list[Pair] = []
+        found: list[Shown] = []
         while len(found) < wanted.batch_size:
-            prompt = source.at(taken).prompt
+            require(taken < 100 * source.num_prompts, f"task {config.task} has no answers that fit.")
+            text = demonstration(setup, source.at(taken).prompt)
             taken += 1
-            require(taken < 100 * source.num_prompts, f"task {config.task} has no prompts that fit.")
-            require(prompt.answer != "", f"task {config.task} gives no answers to warm start with.")
-            tokens, answer = setup.encode(prompt), setup.tokenizer.encode(prompt.answer, add_bos=False)
-            if tokens is not None and len(answer) < setup.max_tokens:
-                found.append((tokens, (*answer, *setup.tokenizer.eos_ids[:1])))
+            if text is not None:
+                found.append(text)
         return found
 
     def progress(updates: int, solved: float) -> None:
-        nonlocal shown
+        nonlocal said_at
         if interrupted():
             raise SystemExit(1)
-        if time.monotonic() - shown > _SAY_EVERY_S:
-            shown = time.monotonic()
+        if time.monotonic() - said_at > _SAY_EVERY_S:
+            said_at = time.monotonic()
             say(f"warm start: {updates:,} updates, {solved:.1%} right")
 
     say(f"warm start: supervised on the task's answers until {wanted.reward:.0%} are right")
-    params = warm_start(model, wanted, params, pairs, mesh=setup.mesh, row_tokens=setup.length, progress=progress)
+    params = warm_start(model, wanted, params, shown, mesh=setup.mesh, row_tokens=setup.length, progress=progress)
     say(f"warm start: done after {time.monotonic() - started:.1f} s and {taken:,} prompts")
     return params
+
+
+def demonstration(setup: Setup, prompt: Prompt) -> Shown | None:
+    """A prompt with a right completion, all turns of it; None if it is too long.
+
+    Raises:
+        ConfigError: the task does not say what is right.
+    """
+    task, tokenizer = setup.task, setup.tokenizer
+    demonstrate = getattr(task, "demonstrate", None)
+    turns = list(demonstrate(prompt)) if demonstrate is not None else [prompt.answer]
+    require(any(turns), "the task gives no answers to warm start with; leave --warm-start.reward at 0.")
+    start = setup.encode(prompt)
+    if start is None:
+        return None
+    tokens, own = list(start), [False] * len(start)
+    for i, turn in enumerate(turns):
+        said = [*tokenizer.encode(turn, add_bos=False), *tokenizer.eos_ids[:1]]
+        tokens, own = tokens + said, own + [True] * len(said)
+        reply = task.reply(prompt, turns[: i + 1]) if isinstance(task, MultiTurnTask) else None
+        replied = tokenizer.encode(reply, add_bos=False) if reply is not None else []
+        tokens, own = tokens + replied, own + [False] * len(replied)
+    return (tokens, own) if len(tokens) - len(start) <= setup.max_tokens else None

@@ -27,7 +27,7 @@ def test_recipes_are_as_reviewed(path):
 
 
 def test_every_golden_file_has_its_recipe():
-    agents = ("impala", "apex", "r2d2")
+    agents = ("impala", "apex", "r2d2", "grpo")
     golden = {path.stem for path in GOLDEN.glob("*.json") if path.stem.startswith(agents)}
     assert golden == {path.stem for path in RECIPES}
 

@@ -27,14 +27,14 @@ from seedx.types import Tree
 
 _SMOOTHING = 0.8  # of the probability, over batches
 
-Pair = tuple[Sequence[int], Sequence[int]]  # tokens of a prompt and of its answer
+Shown = tuple[Sequence[int], Sequence[bool]]  # tokens of a right text, and which of them are the model's
 
 
 def warm_start(
     model: Model,
     config: WarmStartConfig,
     params: Tree,
-    pairs: Callable[[int], Sequence[Pair]],
+    shown: Callable[[int], Sequence[Shown]],
     *,
     mesh: Mesh,
     row_tokens: int,
@@ -46,9 +46,9 @@ def warm_start(
         model: Of the parameters.
         config: How long and how fast.
         params: To begin with; not donated.
-        pairs: Those of batch number i.
+        shown: The texts of batch number i.
         mesh: Of `sharding.serve_mesh`.
-        row_tokens: Of a row; none of the pairs is longer.
+        row_tokens: Of a row; no text is longer.
         progress: Told after each update how many there were, and the probability of a right answer.
 
     Raises:
@@ -60,7 +60,7 @@ def warm_start(
     state, solved = programs.init(params), 0.0
     rows = -(-config.batch_size // sharding.row_groups(mesh)) * sharding.row_groups(mesh)
     for i in range(config.max_updates):
-        sums = programs.gradient(params, None, place_rows(_batch(pairs(i), row_tokens, rows)))
+        sums = programs.gradient(params, None, place_rows(_batch(shown(i), row_tokens, rows)))
         now = float(sums.metrics["solved"]) / float(sums.metrics["sequences"])
         solved = _SMOOTHING * solved + (1 - _SMOOTHING) * now
         progress(i, solved)
@@ -73,15 +73,14 @@ def warm_start(
     )
 
 
-def _batch(pairs: Sequence[Pair], row_tokens: int, rows: int) -> TokenBatch:
-    """All answers in rows; each of their tokens counts alike."""
-    lengths = np.array([len(prompt) + len(answer) for prompt, answer in pairs])
-    packing = pack(lengths, row_tokens, rows)
-    tokens = np.concatenate([[*prompt, *answer] for prompt, answer in pairs]).astype(np.int32)
-    answered = np.concatenate([[False] * len(prompt) + [True] * len(answer) for prompt, answer in pairs])
+def _batch(shown: Sequence[Shown], row_tokens: int, rows: int) -> TokenBatch:
+    """All texts in rows; each of the model's tokens counts alike."""
+    packing = pack(np.array([len(tokens) for tokens, _ in shown]), row_tokens, rows)
+    tokens = np.concatenate([tokens for tokens, _ in shown]).astype(np.int32)
+    own = np.concatenate([own for _, own in shown])
     positions, segments = positions_and_segments(packing)
     nothing = np.zeros((packing.num_rows, row_tokens), np.float32)
-    weight = place(packing, answered / np.float32(answered.sum()))
+    weight = place(packing, own / np.float32(own.sum()))
     return TokenBatch(place(packing, tokens), positions, segments, weight > 0, weight, nothing, nothing, nothing)
 
 

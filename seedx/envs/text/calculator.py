@@ -48,6 +48,10 @@ class Calculator:
         call = _CALL.fullmatch(turns[0])
         return f"={_result(*call.groups())}\n" if call and len(turns) == 1 else None
 
+    def demonstrate(self, prompt: Prompt) -> list[str]:
+        """The call and the answer."""
+        return [f"calc:{prompt.text.removesuffix('?')};", prompt.answer]
+
     def reward(self, prompt: Prompt, completion: str) -> dict[str, float]:
         """Whether the calculator was asked for what the prompt asks for, and whether the answer after it is right."""
         called = _CALLED.match(completion)
