@@ -102,8 +102,12 @@ def _evaluate(arguments: argparse.Namespace) -> str:
 
 
 def _evaluate_llm(arguments: argparse.Namespace) -> str:
-    from seedx.evaluate_llm import evaluate_llm
+    from seedx.checks import ConfigError
 
+    try:
+        from seedx.evaluate_llm import evaluate_llm
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"this run needs {error.name}: pip install -e '.[llm]' -c constraints.txt") from error
     result = evaluate_llm(
         arguments.run_dir,
         task=arguments.task,

@@ -62,10 +62,13 @@ class LlmSession:
 
     def _set_up(self) -> None:
         from seedx.envs.text.prompts import PromptSource
-        from seedx.llm_setup import caster, set_up
         from seedx.metrics import Metrics
 
         config = self._config
+        try:
+            from seedx.llm_setup import caster, set_up
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"--agent grpo needs {error.name}: pip install -e '.[llm]' -c constraints.txt") from error
         _say(f"loading {config.model}")
         self._setup, self._initial_params = set_up(config)
         self._source = PromptSource(self._setup.task.prompts("train"), config.seed)

@@ -14,7 +14,8 @@ class EngineConfig:
     """A decode engine.
 
     Attributes:
-        model: smollm2, a .gguf file, a Hugging Face directory, hf://org/name, or tiny (random weights).
+        model: smollm2, a .gguf file, a Hugging Face directory, hf://org/name, the directory of an LLM run, or tiny
+            (random weights).
         max_concurrent: Completions that are generated at a time, at most.
         memory_budget: What weights, caches and intermediate results may take, on all devices of the mesh together, for
             example 4GB; None: half of the memory.

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
 
 from seedx import compilation_cache, sharding
+from seedx.checkpoint import load_params
 from seedx.checks import ConfigError, require
+from seedx.config_file import read_config
 from seedx.inference.engine import Engine
 from seedx.inference.engine_config import EngineConfig
 from seedx.inference.memory_plan import plan_memory
+from seedx.llm_config import LlmConfig
 from seedx.memory import memory_bytes
 from seedx.networks import transformer
-from seedx.networks.model_source import Model, open_model
+from seedx.networks.model_source import Model, ShardingsFor, open_model
 
 _CONTEXT = 2048  # unless it is told: a slot of a model's full context takes the memory of many texts
 
@@ -39,7 +44,7 @@ def load_engine(
     sizes = config.mesh
     mesh = sharding.serve_mesh(data=sizes.data, fsdp=sizes.fsdp, tensor=sizes.tensor)
     dtype, budget = dtype_of(config), _budget_bytes(config, mesh)
-    model = open_model(
+    model = _open(
         config.model,
         dtype,
         lambda found: sharding.serve_shardings(
@@ -70,6 +75,20 @@ def load_engine(
     launching = threading.Lock() if mesh.size > 1 else contextlib.nullcontext()  # see `sharding.Meshes`
     engine = Engine(model.config, plan, mesh=mesh, steps_per_dispatch=steps_per_dispatch, launching=launching)
     return model, engine
+
+
+def _open(source: str, dtype: str, shardings_for: ShardingsFor) -> Model:
+    """A model of any source, or what a run has made of one: with the parameters of its newest good checkpoint."""
+    if not (Path(source) / "checkpoints").is_dir():
+        return open_model(source, dtype, shardings_for)
+    run = read_config(source)
+    require(isinstance(run, LlmConfig), f"--model {source} is a run of {run.agent}, which makes no language model.")
+    assert isinstance(run, LlmConfig)
+    checkpoint = load_params(source)
+    model = open_model(run.model, dtype, shardings_for, seed=run.seed)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), checkpoint.params)
+    params = jax.device_put(params, shardings_for(model.config))
+    return dataclasses.replace(model, params=params, name=f"{model.name} after {checkpoint.update:,} updates")
 
 
 def dtype_of(config: EngineConfig) -> str:
