@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import time
 from functools import partial
+from pathlib import Path
 
 import jax
 import numpy as np
 from decode_setup import random_prompts, result, result_load, take_turns
-from decode_tiny import make_scan, time_scan
+from decode_tiny import LLAMA, make_scan, time_scan
 from grpo_setup import GROUP_SIZE, GROUPS, NEW_TOKENS, TINY, TOKENS, Run, make_learner
 from grpo_task import PROMPT_TOKENS
 
@@ -29,6 +32,8 @@ def run(plan: argparse.Namespace) -> None:
     bare = Bare(sync)
     contenders["bare"] = bare.time
     contenders["bare_update"] = bare.time_update
+    if plan.trl_python:
+        contenders["trl"] = partial(time_trl, plan.trl_python)
     seconds = take_turns(contenders, plan.rounds)
     for one in runs.values():
         one.close()
@@ -37,6 +42,8 @@ def run(plan: argparse.Namespace) -> None:
         result(f"grpo_{name}_tokens_per_s", UPDATES * TOKENS / values, "tokens/s")
     for name in runs:
         result(f"grpo_{name}_over_bare", seconds["bare"] / seconds[name], "of the bare programs")
+        if "trl" in seconds:
+            result(f"grpo_{name}_over_trl", seconds["trl"] / seconds[name], "of TRL")
     flops = bare.update_flops()
     result("grpo_update_flops", flops / 1e9, "GFLOP")
     result("grpo_update_rate", flops * UPDATES / seconds["bare_update"] / 1e9, "GFLOP/s")
@@ -50,6 +57,14 @@ def time_updates(one: Run) -> float:
     for _ in range(UPDATES):
         one.update()
     return time.perf_counter() - start
+
+
+def time_trl(python: str) -> float:
+    """Seconds of as many updates of TRL's trainer, in an interpreter of its own that has the machine to itself."""
+    command = [python, str(Path(__file__).with_name("grpo_trl.py")), json.dumps({"llama": LLAMA, "updates": UPDATES})]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("SECONDS "))
+    return float(np.median(json.loads(line.removeprefix("SECONDS "))) * UPDATES)
 
 
 class Bare:
