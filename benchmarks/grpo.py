@@ -8,7 +8,8 @@ Each is in grpo_NAME.py. Contenders take turns, and figures are medians over the
 figure: RESULT <name> <value> <unit> (min, max). The tiny model is random, float32: vocabulary 64, width 128,
 feed-forward 256, 4 layers, heads 4/2; an update takes 64 completions of 64 tokens in groups of 8.
 
-Targets: `speed` at least 0.9 of the bare programs and 1.5 times TRL, goal 2.5; `latency` at least 0.9 of what staleness allows.
+Targets: `speed` at least 0.9 of the bare programs and 1.5 times TRL, goal 2.5; `latency` at least 0.9 of what staleness
+allows.
 """
 
 from __future__ import annotations
