@@ -6,6 +6,7 @@ Command: python launch/local.py --agent grpo
 Settings: found on this task; groups of 8 completions of 16 prompts.
 """
 
+from seedx.config import MetricsConfig
 from seedx.grpo_config import GrpoConfig, TextLearnerConfig, WarmStartConfig
 from seedx.llm_config import LlmConfig
 
@@ -16,8 +17,9 @@ def config() -> LlmConfig:
         agent="grpo",
         task="reverse",
         model="tiny",
-        stop_at_reward=0.95,
-        grpo=GrpoConfig(group_size=8),
-        learner=TextLearnerConfig(batch_size=16, learning_rate=3e-4),
+        stop_at_reward=0.93,
+        grpo=GrpoConfig(group_size=8, dynamic_sampling=True),
+        learner=TextLearnerConfig(batch_size=16, learning_rate=1e-4),
         warm_start=WarmStartConfig(reward=0.3),
+        metrics=MetricsConfig(return_window=2048),
     )
