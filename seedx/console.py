@@ -10,7 +10,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from seedx.runlog import History
@@ -104,6 +104,7 @@ class Console:
         self._history: History[float] = History()
         self._live: Any = None  # rich.live.Live
         self._title = ""
+        self._warned: Collection[str] = ()
 
     def start(self, opening: str) -> None:
         """Prints the line that says what runs and where, and opens the panel on a terminal."""
@@ -128,6 +129,12 @@ class Console:
             cells = {label: text for row in self._cells(figures).values() for label, text in row}
             shown = "  ".join(f"{label} {cells[label]}" for label in self._line if label in cells)
             self._print(f"{elapsed:7.1f} s  {stall or shown or 'starting'}")
+
+    def warn(self, warnings: Mapping[str, str]) -> None:
+        """Prints warnings by their kind; one of a kind that was there a moment ago is not said again."""
+        for kind in warnings.keys() - self._warned:
+            self._print(f"warning: {warnings[kind]}")
+        self._warned = warnings.keys()
 
     def finish(self, closing: str) -> None:
         """Closes the panel and prints the last line."""

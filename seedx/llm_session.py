@@ -99,6 +99,7 @@ class LlmSession:
             self._publish,
             self._metrics,
             self._run_dir,
+            setup.launching,
         )
         try:
             self._checkpointer = Checkpointer(self._run_dir, keep=config.checkpoint.keep)
@@ -134,6 +135,7 @@ class LlmSession:
         from seedx.envs.text.rollouts import Pace, Rollouts
         from seedx.envs.text.sample_log import SampleLog
         from seedx.llm_view import LLM_VIEW
+        from seedx.llm_warnings import Warnings
         from seedx.replay.build import make_replay
         from seedx.report import Reporter
 
@@ -175,7 +177,14 @@ class LlmSession:
         ):
             self._metrics.count(name, value)
         self._reporter = Reporter(
-            config, self._run_dir, self._metrics, self._figures, self._crew.stop, LLM_VIEW, self._summary
+            config,
+            self._run_dir,
+            self._metrics,
+            self._figures,
+            self._crew.stop,
+            LLM_VIEW,
+            self._summary,
+            Warnings(exact=config.learner.dtype == "float32"),
         )
 
     # ---- running

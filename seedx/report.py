@@ -31,6 +31,7 @@ class Reporter:
         stop: Ends the loop.
         view: What the console and the curve show.
         summary: What summary.json has of the last row beside what all runs have; None: nothing.
+        warnings: What a row warns of, by kind; None: of nothing.
 
     Raises:
         ValueError: the metrics.jsonl of a resumed run is broken.
@@ -45,13 +46,14 @@ class Reporter:
         stop: threading.Event,
         view: View = ENVIRONMENT_VIEW,
         summary: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        warnings: Callable[[dict[str, Any]], dict[str, str]] | None = None,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._metrics = metrics
         self._figures = figures
         self._stop = stop
-        self._score, self._own_summary = view.score, summary
+        self._score, self._own_summary, self._warnings = view.score, summary, warnings
         self._finishing = threading.Event()
         self._ended = threading.Event()
         self._log = RunLog(run_dir, tensorboard=config.metrics.tensorboard)
@@ -71,7 +73,10 @@ class Reporter:
         since_curve_s = 0.0
         try:
             while not self._stop.is_set() and not self._finishing.wait(interval_s):
-                self._console.update(self._write_row())
+                row = self._write_row()
+                self._console.update(row)
+                if self._warnings is not None:
+                    self._console.warn(self._warnings(row))
                 since_curve_s += interval_s
                 if since_curve_s >= _CURVE_INTERVAL_S:
                     since_curve_s = 0.0

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from seedx.envs.text.sandbox import SandboxError, SandboxLimits, run_pairs
+
 NOT_ENDING = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 
@@ -125,6 +127,11 @@ class Faulty:
         Path(completion).touch()
         time.sleep(600)
 
+    def runs(self, prompt, completion):
+        """The completion in a sandbox."""
+        result = run_pairs(completion, [("", prompt.answer)], SandboxLimits(timeout_s=600))
+        return {"passed": result.passed, "strict": os.environ["SEEDX_SANDBOX"] == "strict"}
+
     def flaky(self, prompt, completion):
         """Fails the first time."""
         if not (mark := Path(completion)).exists():
@@ -151,6 +158,11 @@ def make_waiting():
 
 def make_nothing():
     raise RuntimeError("the data set is gone")
+
+
+def make_sandboxed():
+    """Where there is no sandbox."""
+    raise SandboxError("This system refuses a sandbox")
 
 
 def make_end():

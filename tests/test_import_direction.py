@@ -22,6 +22,7 @@ LAYERS = [
         "llm_setup",
         "llm_resume",
         "llm_view",
+        "llm_warnings",
         "report",
         "resume",
         "program",

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -11,6 +12,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from processes import Processes, until
 
@@ -211,6 +213,23 @@ def test_all_that_a_reward_started_dies_with_it(open_pool, tmp_path, how):
         assert not children()
 
 
+@pytest.mark.parametrize("mode", ["strict", "unsafe"])
+def test_a_program_in_a_sandbox_dies_with_its_reward(open_pool, tmp_path, mode):
+    mark = f"600.{secrets.randbelow(10**12)}"
+
+    def sleepers():
+        return [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())]
+
+    with open_pool(RewardConfig(timeout_s=S, retries=0, sandbox=mode)) as pool:
+        scores = ask(pool, "runs", "print(1)", answer="1").result(S)
+        assert scores == {"passed": 1.0, "strict": float(mode == "strict")}
+        future = ask(pool, "runs", f"import subprocess; subprocess.run(['sleep', '{mark}'], start_new_session=True)")
+        until(sleepers, "the program")
+        expire(pool, "runs")
+        assert future.result(S) is None
+        until(lambda: not sleepers(), "its end")
+
+
 def test_rewards_that_wait_are_computed_at_the_same_time(open_pool):
     with open_pool(RewardConfig(timeout_s=S, concurrency=3, retries=0), "make_waiting") as pool:
         futures = [ask(pool, "meets") for _ in range(6)]
@@ -248,6 +267,14 @@ def test_a_task_that_is_not_there_stops_the_crew_at_once(open_pool):
         assert figures(pool, "restarts") == [0]
         with pytest.raises(RuntimeError, match="closed"):
             ask(pool, "length")
+
+
+def test_a_task_without_its_sandbox_stops_the_crew_at_once(open_pool):
+    with open_pool(task="make_sandboxed") as pool:
+        assert pool.crew.stop.wait(S)
+        assert isinstance(pool.crew.failure, ConfigError)
+        assert "SandboxError: This system refuses a sandbox" in str(pool.crew.failure)
+        assert figures(pool, "restarts") == [0]
 
 
 @pytest.mark.parametrize(

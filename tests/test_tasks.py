@@ -31,7 +31,6 @@ FORMS = {
 STRINGS = ["reverse", "sort", "sums"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_whole_splits(name):
     task = load_task(name)
@@ -41,25 +40,12 @@ def test_whole_splits(name):
     for prompts in (train, test):
         answers = Counter(prompt.answer for prompt in prompts)
         assert max(answers.values()) < 0.05 * len(prompts), "who ignores the prompt is rarely right"
-    check_prompts(name, train + test)
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_parts_of_splits(name):
-    task = load_task(name)
-    train, test = (task.prompts(split)[:200] for split in ("train", "test"))
-    assert len({prompt.text for prompt in train + test}) == 400
-    check_prompts(name, train + test)
-
-
-def check_prompts(name, prompts):
-    """Their form, answers and lengths."""
-    assert all(re.fullmatch(FORMS[name], prompt.text) for prompt in prompts)
-    assert all(prompt.answer == RULES[name](prompt.text) for prompt in prompts)
+    assert all(re.fullmatch(FORMS[name], prompt.text) for prompt in train + test)
+    assert all(prompt.answer == RULES[name](prompt.text) for prompt in train + test)
     if name in ("reverse", "sort"):
-        lengths = Counter(len(prompt.answer) for prompt in prompts)
+        lengths = Counter(len(prompt.answer) for prompt in train + test)
         assert sorted(lengths) == [4, 5, 6]
-        assert max(lengths.values()) - min(lengths.values()) <= 2, "each length is as often"
+        assert max(lengths.values()) - min(lengths.values()) <= 1, "each length is as often"
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -11,11 +11,13 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from seedx.parent import PARENT_PID, die_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_AGAIN_S = 0.005
 _WAITED_FOR = {signal.SIGTERM, signal.SIGCHLD}
 
 
@@ -68,9 +70,11 @@ def _kill_descendants(child: int) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         try:
-            os.waitpid(-1, 0)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         except ChildProcessError:
             return
+        time.sleep(_AGAIN_S)  # Looks again: one may have forked meanwhile.
 
 
 def _descendants(ancestor: int) -> set[int]:

@@ -43,6 +43,10 @@ def load_task(name: str) -> Task:
             from seedx.envs.text.calculator import Calculator
 
             return Calculator()
+        case ("jsonl", ":", path):
+            from seedx.envs.text.jsonl_task import JsonlTask
+
+            return JsonlTask(path)
         case ("reasoning_gym", ":", dataset):
             from seedx.envs.text.reasoning_gym_task import ReasoningGymTask
 

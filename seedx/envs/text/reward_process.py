@@ -7,7 +7,6 @@ import json
 import math
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from seedx.envs.text.sandbox_process import MODE
 from seedx.envs.text.task import Scores
 from seedx.parent import PARENT_PID
 from seedx.reward_config import RewardConfig
@@ -90,8 +90,8 @@ class RewardProcess:
 
     def start(self) -> None:
         """Starts a process; it dies with this thread."""
-        env = {**_ONE_THREAD, **os.environ, **_NO_ACCELERATOR, PARENT_PID: str(os.getpid())}
-        env["SEEDX_SANDBOX"] = self._config.sandbox
+        env = {**_ONE_THREAD, **os.environ, **_NO_ACCELERATOR, MODE: self._config.sandbox}
+        env[PARENT_PID] = str(os.getpid())
         self._process = subprocess.Popen(
             self._command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
         )
@@ -197,9 +197,9 @@ class RewardProcess:
             process.terminate()  # The guardian kills the others.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_KILL_S)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            if process.poll() is None:
+                process.kill()  # The worker dies with it.
+                process.wait()
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
                 pipe.close()

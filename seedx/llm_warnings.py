@@ -1,0 +1,110 @@
+"""What an LLM run's figures warn of: plain words when one of them is past a known line."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from seedx.console import Figures
+
+_CLIPPED = 0.5  # clip fraction
+_GAP = 1e-3  # of log-probabilities that engine and learner give one token with the same float32 weights
+_NO_SPREAD = 0.9  # fraction of groups
+_UNSCORED = 0.05  # fraction of completions
+_IDLE = 0.5  # of the slots, while the learner has work at least as often
+_COLLAPSED = 0.05  # of the entropy at the beginning
+_FLAT_ROWS = 60  # over which a growing divergence must have brought some reward
+_FLAT = 0.01
+
+
+class Warnings:
+    """Looks at one row of figures after the other.
+
+    Args:
+        exact: Whether engine and learner compute in the same precision as the weights are kept in.
+    """
+
+    def __init__(self, exact: bool) -> None:
+        self._exact = exact
+        self._first_entropy: float | None = None
+        self._before: deque[tuple[float, float]] = deque(maxlen=_FLAT_ROWS)  # reward, divergence
+
+    def __call__(self, row: Figures) -> dict[str, str]:
+        """What this row warns of, by kind."""
+        checks = {
+            "clip fraction": self._clipped(row),
+            "engine gap": self._gap(row),
+            "no spread": self._no_spread(row),
+            "unscored": self._unscored(row),
+            "idle": self._idle(row),
+            "entropy": self._entropy(row),
+            "divergence": self._divergence(row),
+        }
+        return {kind: text for kind, text in checks.items() if text}
+
+    def _clipped(self, row: Figures) -> str:
+        clipped = row.get("learner/clip_fraction", 0.0)
+        if clipped <= _CLIPPED:
+            return ""
+        return (
+            f"{clipped:.0%} of the tokens are clipped: completions are too stale, or steps too large. Lower "
+            "--max-staleness or --learner.learning-rate."
+        )
+
+    def _gap(self, row: Figures) -> str:
+        gap = row.get("learner/engine_gap_max", 0.0)
+        if not self._exact or gap <= _GAP:
+            return ""
+        return (
+            f"engine and learner differ by {gap:.2g} in a token's log-probability under the same weights: that is a "
+            "bug, not staleness. Please report it with the run's config.json."
+        )
+
+    def _no_spread(self, row: Figures) -> str:
+        none = row.get("rollout/zero_spread", 0.0)
+        if none < _NO_SPREAD:
+            return ""
+        return (
+            f"in {none:.0%} of the groups all rewards are equal, and teach nothing: the prompts are too hard or too "
+            "easy, or the reward says too little. See samples.html; --grpo.dynamic-sampling passes over such groups."
+        )
+
+    def _unscored(self, row: Figures) -> str:
+        unscored, all_ = row.get("reward/unscored", 0), row.get("env_steps", 0)
+        if not unscored or unscored < _UNSCORED * max(all_, 1):
+            return ""
+        return f"{unscored:,.0f} completions could not be scored and are left out; the log above says why."
+
+    def _idle(self, row: Figures) -> str:
+        occupancy, waiting = row.get("decode/occupancy"), row.get("learner/wait_batch_share", 1.0)
+        if occupancy is None or occupancy >= _IDLE or waiting >= occupancy:
+            return ""
+        return (
+            f"the decode engine is {1 - occupancy:.0%} idle while the learner is at work: raise --max-staleness or "
+            "--learner.batch-size."
+        )
+
+    def _entropy(self, row: Figures) -> str:
+        entropy = row.get("learner/entropy")
+        if entropy is None:
+            return ""
+        self._first_entropy = self._first_entropy or entropy
+        if entropy >= _COLLAPSED * self._first_entropy or row.get("reward_mean", 0.0) >= 0.9:
+            return ""
+        return (
+            f"entropy fell from {self._first_entropy:.3g} to {entropy:.3g} nats: completions are all alike. Raise "
+            "--grpo.clip-high or --grpo.entropy-cost, or lower --learner.learning-rate."
+        )
+
+    def _divergence(self, row: Figures) -> str:
+        reward, divergence = row.get("reward_mean"), row.get("learner/kl_reference")
+        if reward is None or divergence is None:
+            return ""
+        full = len(self._before) == _FLAT_ROWS
+        reward_then, divergence_then = self._before[0] if full else (reward, divergence)
+        self._before.append((reward, divergence))
+        if not full or reward > reward_then + _FLAT or divergence < 2 * max(divergence_then, 1e-3):
+            return ""
+        return (
+            f"the divergence from the reference grew from {divergence_then:.3g} to {divergence:.3g} while the reward "
+            f"stayed at {reward:.3g}: the reward may be gamed. Look at samples.html; raise --grpo.kl-cost."
+        )
