@@ -303,10 +303,10 @@ TABLE = np.random.default_rng(2).normal(size=(64, 64)).astype(np.float32)
 class Bench:
     """A learner of a bigram model, and what it published."""
 
-    def __init__(self, run_dir, settings=None, **changes):
+    def __init__(self, run_dir, settings=None, devices=1, **changes):
         self.settings = settings or GrpoConfig(group_size=4)
         config = TextLearnerConfig(**{"batch_size": 6, "microbatches": 2, "learning_rate": 0.01, **changes})
-        mesh = sharding.serve_mesh()
+        mesh = sharding.serve_mesh(data=devices)
         params = jax.device_put({"table": TABLE}, sharding.replicated(mesh))
         self.published, self.metrics = [], Metrics()
         self.learner = TextLearner(
@@ -316,7 +316,7 @@ class Bench:
             config,
             mesh,
             params,
-            Shapes(8, TOKENS, rows_of_a_part(config, 4, 1, 1)),
+            Shapes(8, TOKENS, rows_of_a_part(config, 4, 1, devices)),
             lambda version, params: self.published.append((version, params)),
             self.metrics,
             run_dir,
@@ -328,10 +328,10 @@ def cache_sizes(learner):
     return [program._cache_size() for program in (*learner._programs, learner._logprobs)]
 
 
-@pytest.mark.parametrize("old", ["behaviour", "recomputed"])
-def test_a_learner_counts_and_publishes_and_never_compiles_again(tmp_path, old):
+@pytest.mark.parametrize(("old", "devices"), [("behaviour", 1), ("recomputed", 1), ("recomputed", 8)])
+def test_a_learner_counts_and_publishes_and_never_compiles_again(tmp_path, old, devices):
     importance = "truncate" if old == "recomputed" else "none"
-    bench = Bench(tmp_path, GrpoConfig(group_size=4, old=old, importance=importance))
+    bench = Bench(tmp_path, GrpoConfig(group_size=4, old=old, importance=importance), devices)
     learner = bench.learner
     learner.compile()
     assert learner.state.updates == 7
@@ -349,6 +349,7 @@ def test_a_learner_counts_and_publishes_and_never_compiles_again(tmp_path, old):
         assert state.position == 10 * i + (6 if i < 3 else 2)
         assert bench.published[-1][0] == 7 + i
         assert bench.published[-1][1] is state.params
+        assert len(state.params["table"].devices()) == devices
     assert cache_sizes(learner) == sizes
     np.testing.assert_array_equal(first["table"], TABLE)  # not donated
     row = bench.metrics.snapshot()
