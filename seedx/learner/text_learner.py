@@ -159,7 +159,7 @@ class TextLearner:
         figures = {name: float(value) for name, value in jax.device_get(figures).items()}
         if not finite:  # The same values; those that were put in are donated.
             self.state = state._replace(params=stepped.params, opt_state=stepped.opt_state)
-            raise self._non_finite(batch, figures)
+            raise self._non_finite(parts, figures)
         self.state = TextState(
             stepped.params,
             stepped.opt_state,
@@ -170,7 +170,7 @@ class TextLearner:
             int(items.state["position"].max()) + 1,
         )
         self._publish(self.state.updates, self.state.params)
-        figures |= {"grad_norm": float(stepped.grad_norm), "learning_rate": rate}
+        figures = means(figures) | {"grad_norm": float(stepped.grad_norm), "learning_rate": rate}
         self._record(sequences, figures, state.updates, time.monotonic() - started)
 
     def _gradient(self, part: TokenBatch) -> Sums:
@@ -192,7 +192,7 @@ class TextLearner:
         return jax.device_put(part, self._rows)
 
     def _record(self, sequences: Sequences, figures: dict[str, float], version: int, seconds: float) -> None:
-        for name, value in means(figures).items():
+        for name, value in figures.items():
             self._metrics.average(f"learner/{name}", value)
         lags = version - sequences.versions[sequences.sampled]
         self.lag_sum += float(lags.mean())
@@ -202,8 +202,9 @@ class TextLearner:
         self._metrics.count("env_steps", len(sequences.lengths))
         self._metrics.count("completion_tokens", int(sequences.sampled.sum()))
 
-    def _non_finite(self, batch: TokenBatch, figures: dict[str, float]) -> NonFiniteError:
+    def _non_finite(self, parts: list[TokenBatch], figures: dict[str, float]) -> NonFiniteError:
         path = self._run_dir / f"non_finite_batch_{self.state.updates}.npz"
+        batch = TokenBatch(*map(np.concatenate, zip(*parts, strict=True)))
         np.savez_compressed(path, **batch._asdict())
         return NonFiniteError(
             f"update {self.state.updates + 1} is not finite: {figures}. The weights were left as before it, and its "
@@ -218,12 +219,11 @@ def means(figures: dict[str, float]) -> dict[str, float]:
     """Figures of one update out of its sums over tokens: means, greatest values, the clip fraction."""
     tokens = max(figures["tokens"], 1.0)
     whole = ("loss", "tokens", "gap_max", "ratio_max")
-    named = {name: value / tokens for name, value in figures.items() if name not in whole}
-    weight_squared = max(named.pop("weight_squared"), 1e-12)
+    named = {name: value / tokens for name, value in figures.items() if name not in (*whole, "weight_squared")}
     clipped = named["clipped_low"] + named["clipped_high"] + named["clipped_dual"]
     return {
         **named,
         **{name: figures[name] for name in whole},
         "clip_fraction": clipped,
-        "effective_tokens": named["weight"] ** 2 / weight_squared,
+        "effective_tokens": figures["weight"] ** 2 / max(figures["weight_squared"], 1e-12),
     }
