@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from seedx.envs.text.group import REASONS, Group, Sample
 from seedx.envs.text.rewards import RewardPool
 from seedx.envs.text.task import MultiTurnTask, Prompt, Scores, Task
-from seedx.inference.requests import Completion, Handle, Request
+from seedx.inference.requests import Completion, Handle, QueueFullError, Request
 from seedx.inference.scheduler import Scheduler
 from seedx.learner.advantages import overlong_penalty
 from seedx.metrics import Metrics
@@ -29,6 +30,7 @@ from seedx.threads import Crew
 from seedx.tokenizer import Tokenizer
 
 _POLL_S = 0.1
+_GREATEST = float(np.finfo(np.float32).max)  # reward that an item can hold
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,21 @@ class _Job:
     future: Future[Group]
     tracks: list[_Track] = field(default_factory=list)
     handles: set[Handle] = field(default_factory=set)  # of this attempt; those of earlier ones are ignored
+    postponed: int = 0  # turns of this attempt that the scheduler has had no room for
     unscored: int = 0  # rewards that are still computed
     attempt: int = 0
     deadline: float = math.inf
+
+
+class _Postponed(NamedTuple):
+    """A turn that the scheduler had no room for: what else asks it, with --serve-port, has filled its queue."""
+
+    due: float
+    job: _Job
+    attempt: int
+    prompt: tuple[int, ...]
+    seed: int
+    tracks: list[_Track]
 
 
 class Generation:
@@ -132,6 +146,7 @@ class Generation:
         self._settings, self._metrics, self._crew = settings, metrics, crew
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # a few for each job
         self._generating: set[_Job] = set()
+        self._postponed: list[_Postponed] = []
 
     def start(self) -> None:
         """Begins to handle what comes back."""
@@ -150,7 +165,7 @@ class Generation:
             group_size: Completions; None: those of the settings.
 
         Raises:
-            What `Scheduler.submit` raises.
+            What `Scheduler.submit` raises, but for QueueFullError: then the group waits for room.
         """
         job = _Job(position, prompt, tokens, group_size or self._settings.group_size, seed, Future())
         self._events.put(lambda: self._generating.add(job))  # before anything can come back
@@ -158,22 +173,27 @@ class Generation:
         return job.future
 
     def _loop(self) -> None:
+        due = time.monotonic()
         while not self._crew.stop.is_set():
             try:
                 event = self._events.get(timeout=_POLL_S)
             except queue.Empty:
+                event = None
+            if event is not None:
+                event()
+            if time.monotonic() >= due:  # however much there is to do
+                due = time.monotonic() + _POLL_S
+                self._ask_postponed()
                 self._expire()
-                continue
-            event()
 
     # ---- generating
 
     def _ask(self, job: _Job) -> None:
         """Asks for the first turn of all completions."""
         job.tracks = [_Track() for _ in range(job.group_size)]
-        job.deadline = time.monotonic() + self._settings.timeout_s
-        job.handles = set()
+        job.handles, job.postponed, job.deadline = set(), 0, math.inf
         self._submit(job, job.tokens, job.seed, job.tracks)
+        job.deadline = time.monotonic() + self._settings.timeout_s  # not before it is asked for, perhaps by our caller
 
     def _submit(self, job: _Job, prompt: tuple[int, ...], seed: int, tracks: list[_Track]) -> None:
         request = Request(
@@ -185,9 +205,24 @@ class Generation:
             num_samples=len(tracks),
             on_swap=self._settings.on_swap,
         )
-        handle = self._scheduler.submit(request)
+        try:
+            handle = self._scheduler.submit(request)
+        except QueueFullError as error:
+            job.postponed += 1
+            again = _Postponed(time.monotonic() + error.retry_after_s, job, job.attempt, prompt, seed, tracks)
+            self._events.put(lambda: self._postponed.append(again))
+            return
         job.handles.add(handle)
         handle.add_done_callback(lambda _: self._events.put(lambda: self._said(job, handle, tracks)))
+
+    def _ask_postponed(self) -> None:
+        now = time.monotonic()
+        due = [again for again in self._postponed if again.due <= now]
+        self._postponed = [again for again in self._postponed if again.due > now]
+        for again in due:
+            if again.attempt == again.job.attempt:
+                again.job.postponed -= 1
+                self._submit(again.job, again.prompt, again.seed, again.tracks)
 
     def _said(self, job: _Job, handle: Handle, tracks: list[_Track]) -> None:
         """The model's turn of some completions is over."""
@@ -201,7 +236,7 @@ class Generation:
         for track, completion in zip(tracks, completions, strict=True):
             track.add(completion)
             self._go_on(job, track, completion.finish_reason)
-        if not job.handles:
+        if not job.handles and not job.postponed:
             self._generating.discard(job)
             self._score(job)
 
@@ -261,6 +296,9 @@ class Generation:
         if track.scores is not None:
             reward = sum(self._weights.get(name, 1.0) * score for name, score in track.scores.items())
             reward += self._overlong(track.length)
+        if abs(reward) > _GREATEST:
+            self._metrics.count("rollout/unusable_rewards")
+            reward = float("nan")
         return Sample(
             np.concatenate(track.tokens),
             np.concatenate(track.sampled),

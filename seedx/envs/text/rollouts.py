@@ -129,22 +129,25 @@ class Rollouts:
         while not self._crew.stop.is_set():
             self._admit()
             with self._changed:
-                self._changed.wait_for(lambda: self._is_next_done() or self._may_begin(), _POLL_S)
+                self._changed.wait_for(lambda: self._is_next_done() or self._may_begin() > 0, _POLL_S)
             while self._is_next_done():
                 self._finish(self._order.popleft().result(0.0))
 
     def _is_next_done(self) -> bool:
         return bool(self._order) and self._order[0].done()
 
-    def _may_begin(self) -> bool:
-        return self._begun < self._pace.allowed(self._updates)
+    def _may_begin(self) -> int:
+        """How many groups. Without staleness, what replaces others begins together, in each run alike."""
+        if self._order and not self._pace.max_staleness:
+            return 0
+        return max(self._pace.allowed(self._updates) - self._begun, 0)
 
     # ---- beginning
 
     def _admit(self) -> None:
         with self._changed:
-            count = self._pace.allowed(self._updates) - self._begun
-        if count <= 0:
+            count = self._may_begin()
+        if not count:
             return
         prompts = [self._next_prompt() for _ in range(count)]
         with self._scheduler.together():
@@ -164,7 +167,7 @@ class Rollouts:
 
     def _next_prompt(self) -> tuple[int, Prompt, tuple[int, ...]]:
         """The next prompt that is not too long."""
-        for _ in range(self._source.num_prompts):
+        for _ in range(2 * self._source.num_prompts):  # a whole epoch is among them, wherever this one is
             position, prompt = self._position, self._source.at(self._position).prompt
             self._position += 1
             tokens = self._encode(prompt)
