@@ -22,6 +22,9 @@ from seedx.weights import Weights
 S = 100.0  # bounds hanging alone
 
 
+_BYTES = {60: "€".encode(), 61: b"\xe2", 62: b"\x82", 63: b"\xac"}
+
+
 class Alphabet:
     """Token n is a byte: letters, and the three bytes of a euro sign as 61, 62, 63. Whole euro signs are one token, 60.
 
@@ -29,7 +32,6 @@ class Alphabet:
     """
 
     vocab_size, bos_id, eos_ids, pad_id = 64, None, (0,), 0
-    _special = {60: "€".encode(), 61: b"\xe2", 62: b"\x82", 63: b"\xac"}
 
     def encode(self, text, add_bos=True, parse_special=False):
         return [60 if letter == "€" else 1 if letter == "\ufffd" else ord(letter) - 64 for letter in text]
@@ -41,7 +43,7 @@ class Alphabet:
         return b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
 
     def token_bytes(self, token):
-        return b"" if token == 0 else self._special.get(token, bytes([64 + token]))
+        return b"" if token == 0 else _BYTES.get(token, bytes([64 + token]))
 
 
 class Ending(Alphabet):

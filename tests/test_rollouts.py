@@ -211,7 +211,7 @@ def test_every_token_is_as_new_as_allowed_and_long_ones_are_learned_from_too(max
                 begun_at.append(at.metrics.snapshot().get("rollout/begun_groups", 0))
             told = {group.position: [len(sample.tokens) for sample in group.samples] for group in at.told}
         assert trained == list(range(batch * updates))
-        assert 0 <= min(lags)
+        assert min(lags) >= 0
         assert max(lags) <= max_staleness
         assert all(count <= (max_staleness + update + 2) * batch for update, count in enumerate(begun_at))
         assert {position: told[position] for position in trained} == sampled  # nothing was cut or passed over
