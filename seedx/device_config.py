@@ -12,10 +12,11 @@ _SUFFIXES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """The devices that a decode engine is spread over: data x fsdp x tensor; by default the first one alone.
+    """The devices of a language model: data x fsdp x tensor; by default the first one alone.
 
     Attributes:
-        data: Groups of devices that share completions; each group has all weights.
+        data: Groups of devices that share completions; each group has all weights. 0, in LLM runs: as many as there
+            are, and on a CPU one for each core, up to 8.
         fsdp: Devices of a group that share completions too, and keep a part of each weight, which they send each other.
         tensor: Devices that share the heads and the feed-forward layer of a completion.
     """
@@ -26,8 +27,8 @@ class MeshConfig:
 
     def __post_init__(self) -> None:
         for name in ("data", "fsdp", "tensor"):
-            value = getattr(self, name)
-            require(value >= 1, f"--mesh.{name} ({value}) must be at least 1.")
+            value, least = getattr(self, name), int(name != "data")
+            require(value >= least, f"--mesh.{name} ({value}) must be at least {least}.")
 
 
 def parse_bytes(text: str | None, flag: str) -> int | None:

@@ -56,7 +56,7 @@ class LlmConfig:
     replay: str = "embedded"
     max_staleness: int = 1
     serve_port: int | None = None
-    mesh: MeshConfig = field(default_factory=MeshConfig)
+    mesh: MeshConfig = field(default_factory=lambda: MeshConfig(data=0))
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -91,7 +91,7 @@ class LlmConfig:
             "the table of an LLM run is a queue (--table.sampler fifo --table.max-times-sampled 1): completions are "
             "learned from once, while they are new.",
         )
-        groups = self.mesh.data * self.mesh.fsdp
+        groups = max(self.mesh.data, 1) * self.mesh.fsdp
         require(
             self.decode.max_concurrent % groups == 0,
             f"decode.max_concurrent ({self.decode.max_concurrent}) must be a multiple of {groups}: completions are "

@@ -99,6 +99,7 @@ class LlmSession:
             self._publish,
             self._metrics,
             self._run_dir,
+            setup.launching,
         )
         try:
             self._checkpointer = Checkpointer(self._run_dir, keep=config.checkpoint.keep)

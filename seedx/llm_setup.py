@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -47,6 +49,7 @@ class Setup:
         mesh: The devices.
         max_prompt_tokens: Longer prompts are passed over.
         max_tokens: Of a completion.
+        launching: Held while a computation is launched (see `sharding.Meshes`).
     """
 
     task: Task
@@ -57,6 +60,7 @@ class Setup:
     mesh: Mesh
     max_prompt_tokens: int
     max_tokens: int
+    launching: contextlib.AbstractContextManager[Any]
 
     @property
     def length(self) -> int:
@@ -76,9 +80,9 @@ def set_up(config: LlmConfig) -> tuple[Setup, Tree]:
         ConfigError: there is no such task or model, or they do not fit each other or the devices.
     """
     compilation_cache.use()
-    sizes, rollout = config.mesh, config.rollout
+    rollout = config.rollout
     task = load_task(config.task)
-    mesh = sharding.serve_mesh(data=sizes.data, fsdp=sizes.fsdp, tensor=sizes.tensor)
+    mesh = sharding.whole_mesh(config.mesh, config.decode.max_concurrent)
     model = open_model(config.model, "float32", lambda found: layout_of(found, mesh), seed=config.seed)
     prompts = task.prompts("train")
     longest = rollout.max_prompt_tokens or max(
@@ -86,7 +90,10 @@ def set_up(config: LlmConfig) -> tuple[Setup, Tree]:
         for i in range(min(len(prompts), _MEASURED_PROMPTS))
     )
     max_tokens = rollout.max_tokens or getattr(task, "max_tokens", _MAX_TOKENS)
-    setup = Setup(task, model.name, model.config, model.tokenizer, model.chat_template, mesh, longest, max_tokens)
+    launching = threading.Lock() if mesh.size > 1 else contextlib.nullcontext()
+    setup = Setup(
+        task, model.name, model.config, model.tokenizer, model.chat_template, mesh, longest, max_tokens, launching
+    )
     require(
         setup.length <= model.config.max_length,
         f"prompts of up to {longest} tokens and completions of up to {max_tokens} are more than the "
@@ -139,7 +146,7 @@ def make_scheduler(
         plan,
         mesh=setup.mesh,
         steps_per_dispatch=min(config.decode.steps_per_dispatch, setup.length),
-        launching=threading.Lock() if setup.mesh.size > 1 else None,
+        launching=setup.launching,
     )
     engine.warm_up(weights)
     ahead = (config.max_staleness + 1) * config.learner.batch_size * config.grpo.group_size

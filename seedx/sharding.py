@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,8 +15,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from seedx.checks import ConfigError
 from seedx.config import LearnerConfig
+from seedx.device_config import MeshConfig
 from seedx.types import Tree
 
+_MAX_SIMULATED = 8
 DATA = "data"
 FSDP = "fsdp"
 TENSOR = "tensor"
@@ -101,6 +104,33 @@ def serve_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
             f"{len(devices)}: {remedy}."
         )
     return Mesh(np.array(devices[:count]).reshape(shape), (DATA, FSDP, TENSOR), axis_types=(AxisType.Auto,) * 3)
+
+
+def whole_mesh(mesh: MeshConfig, slots: int) -> Mesh:
+    """A mesh like `serve_mesh` of what a config asks for; on a CPU so many devices are simulated.
+
+    Args:
+        mesh: With `data` 0: all devices, or as many of them as divide the slots; on a CPU one for each core, up to 8.
+        slots: Completions at a time.
+
+    Raises:
+        ConfigError: there are not so many devices.
+    """
+    group = mesh.fsdp * mesh.tensor
+    cores = len(os.sched_getaffinity(0))
+    simulate_cpu_devices((mesh.data or max(min(cores, _MAX_SIMULATED) // group, 1)) * group)
+    data = mesh.data or max(len(jax.local_devices()) // group, 1)
+    while not mesh.data and slots % (data * mesh.fsdp):
+        data -= 1
+    return serve_mesh(data=data, fsdp=mesh.fsdp, tensor=mesh.tensor)
+
+
+def simulate_cpu_devices(count: int) -> None:
+    """Has a CPU look like so many devices, if nothing has asked for its devices yet and XLA_FLAGS say nothing."""
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    with contextlib.suppress(RuntimeError):  # they are in use already
+        jax.config.update("jax_num_cpu_devices", count)
 
 
 def serve_shardings(mesh: Mesh, axes: Any, shapes: Any) -> Any:

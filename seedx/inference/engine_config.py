@@ -38,6 +38,7 @@ class EngineConfig:
         require(
             self.model != "", "--model ('') is empty; give smollm2, tiny, a .gguf file, a directory or hf://org/name."
         )
+        require(self.mesh.data >= 1, f"--mesh.data ({self.mesh.data}) must be at least 1.")
         require(self.max_concurrent >= 1, f"--max-concurrent ({self.max_concurrent}) must be at least 1.")
         require(
             self.max_concurrent % self.slots_multiple == 0,

@@ -5,10 +5,11 @@ Threading: one thread calls `step`; `state` is replaced as a whole, so any threa
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -79,6 +80,7 @@ class TextLearner:
         publish: Given every version and its parameters.
         metrics: Where figures go.
         run_dir: Where the batch is saved that made an update non-finite.
+        launching: Held while a computation is launched (see `sharding.Meshes`).
 
     Attributes:
         state: Set before the first step.
@@ -99,8 +101,10 @@ class TextLearner:
         publish: Callable[[int, Tree], None],
         metrics: Metrics,
         run_dir: Path,
+        launching: contextlib.AbstractContextManager[Any] | None = None,
     ) -> None:
         self._settings, self._config, self._shapes = settings, config, shapes
+        self._launching = launching or contextlib.nullcontext()
         self.lag_sum = 0.0
         self._publish, self._metrics, self._run_dir = publish, metrics, run_dir
         self._programs = make_update(loss, make_optimizer(config), mesh, params)
@@ -143,13 +147,14 @@ class TextLearner:
         )
         parts = microbatches(batch, shapes.rows)
         if self._settings.old == "recomputed":
-            parts = [part._replace(old=np.asarray(self._logprobs(state.params, self._placed(part)))) for part in parts]
+            parts = [part._replace(old=self._recomputed(part)) for part in parts]
         sums = self._gradient(parts[0])
         for part in parts[1:]:
-            sums = self._programs.add(sums, self._gradient(part))
+            sums = self._sum(sums, self._gradient(part))
         figures = {"loss": sums.loss, **sums.metrics}
         rate = self._config.learning_rate * min(1.0, (state.updates + 1) / (self._config.warmup_updates + 1))
-        stepped = self._programs.step(state.params, state.opt_state, sums.gradient, sums.loss, np.float32(rate))
+        with self._launching:
+            stepped = self._programs.step(state.params, state.opt_state, sums.gradient, sums.loss, np.float32(rate))
         finite = bool(stepped.finite)  # waits
         figures = {name: float(value) for name, value in jax.device_get(figures).items()}
         if not finite:  # The same values; those that were put in are donated.
@@ -169,7 +174,19 @@ class TextLearner:
         self._record(sequences, figures, state.updates, time.monotonic() - started)
 
     def _gradient(self, part: TokenBatch) -> Sums:
-        return self._programs.gradient(self.state.params, self.state.reference, self._placed(part))
+        placed = self._placed(part)
+        with self._launching:
+            return self._programs.gradient(self.state.params, self.state.reference, placed)
+
+    def _sum(self, total: Sums, part: Sums) -> Sums:
+        with self._launching:
+            return self._programs.add(total, part)
+
+    def _recomputed(self, part: TokenBatch) -> np.ndarray:
+        placed = self._placed(part)
+        with self._launching:
+            logprobs = self._logprobs(self.state.params, placed)
+        return np.asarray(logprobs)
 
     def _placed(self, part: TokenBatch) -> TokenBatch:
         return jax.device_put(part, self._rows)

@@ -52,7 +52,7 @@ def token_logprobs(
     def said(x: Float[Array, "R C D"], following: Int[Array, "R C"]) -> tuple[Array, Array]:
         logits = transformer.logits_of(config, params, x) / temperature
         logprobs = jax.nn.log_softmax(logits)
-        entropy = -jnp.sum(jnp.exp(jax.lax.stop_gradient(logprobs)) * logprobs, axis=-1)
+        entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
         return jnp.take_along_axis(logprobs, following[..., None], axis=-1)[..., 0], entropy
 
     chunks = _chunks(tokens.shape, config.vocab_size)
