@@ -47,14 +47,17 @@ def warm_started(
         """The next prompts that are not too long, with their answers."""
         nonlocal taken
         found: list[Pair] = []
+        unfit = 0  # in a row
         while len(found) < wanted.batch_size:
             prompt = source.at(taken).prompt
             taken += 1
-            require(taken < 100 * source.num_prompts, f"task {config.task} has no prompts that fit.")
+            unfit += 1
+            require(unfit <= 2 * source.num_prompts, f"task {config.task} has no prompts that fit.")
             require(prompt.answer != "", f"task {config.task} gives no answers to warm start with.")
             tokens, answer = setup.encode(prompt), setup.tokenizer.encode(prompt.answer, add_bos=False)
             if tokens is not None and len(answer) < setup.max_tokens:
                 found.append((tokens, (*answer, *setup.tokenizer.eos_ids[:1])))
+                unfit = 0
         return found
 
     def progress(updates: int, solved: float) -> None:

@@ -18,6 +18,7 @@ from rollout_harness import Ending, HandPool, S, Words, failure, generating
 from seedx.checks import ConfigError
 from seedx.envs.text.generation import Generation, seed_of
 from seedx.envs.text.group import Group, Sample
+from seedx.envs.text.group_queue import GroupQueue
 from seedx.envs.text.prompts import PromptSource
 from seedx.envs.text.rollouts import Pace, Rollouts
 from seedx.grpo_config import GrpoConfig
@@ -82,7 +83,8 @@ def rolling(pace, texts=("A", "B", "C"), *, generation=None, scheduler=None, cre
         crew=crew,
         **start,
     )
-    rollouts.start(replay)
+    groups = GroupQueue(replay, start["updates"] * pace.batch_size, metrics)
+    rollouts.start(groups)
     try:
         yield SimpleNamespace(**locals())
     finally:
@@ -136,7 +138,7 @@ def test_groups_are_begun_no_further_ahead_than_allowed_and_learned_from_in_orde
             for number in left:
                 at.generation.score(number, 0.0, 1.0)
             done = ahead
-            items = at.replay.sample(batch_size, S).items
+            items = at.groups.take(batch_size, S)
             assert positions(items) == list(range(batch_size * update, batch_size * (update + 1)))
             at.rollouts.advance(update + 1)
         idle(at, pace.allowed(updates + 4) - batch_size * updates)
@@ -152,7 +154,7 @@ def test_a_slow_group_holds_up_those_behind_it_and_none_is_dropped():
             at.generation.score(number, 0.0, 1.0)
         assert at.replay.info()["replay/inserted"] == 0
         at.generation.score(0, 0.0, 1.0)
-        assert positions(at.replay.sample(4, S).items) == [0, 1, 2, 3]
+        assert positions(at.groups.take(4, S)) == [0, 1, 2, 3]
         assert [group.position for group in at.told] == [0, 1, 2, 3]
 
 
@@ -162,7 +164,7 @@ def test_groups_wait_for_room_in_the_replay(capsys):
         for number in range(4):
             at.generation.score(number, 0.0, 1.0)
         until(lambda: len(at.told) == 4, "the groups", S)
-        assert [positions(at.replay.sample(1, S).items) for _ in range(4)] == [[0], [1], [2], [3]]
+        assert [positions(at.groups.take(1, S)) for _ in range(4)] == [[0], [1], [2], [3]]
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 2])
@@ -197,7 +199,7 @@ def test_every_token_is_as_new_as_allowed_and_long_ones_are_learned_from_too(max
                         future, scores = slow.pop()
                         future.set_result(scores)
                     with contextlib.suppress(TimeoutError):
-                        return at.replay.sample(count, 0.01).items
+                        return at.groups.take(count, 0.01)
                     return None
 
                 items = until(batch_of, "a batch", S)
@@ -238,7 +240,7 @@ def test_prompts_that_are_too_long_are_passed_over_and_counted():
         assert at.metrics.snapshot()["rollout/too_long_prompts"] == taken[-1] + 1 - 8
         for number in range(4):
             at.generation.score(number, 0.0, 1.0)
-        assert positions(at.replay.sample(4, S).items) == taken[:4]
+        assert positions(at.groups.take(4, S)) == taken[:4]
 
 
 def test_one_short_prompt_among_long_ones_is_found_in_every_epoch():
@@ -266,12 +268,12 @@ def test_groups_without_spread_make_room_for_others_up_to_a_bound():
         for number, rewards in enumerate([(0.0, 1.0), (1.0, 1.0), (0.5, 0.25), (0.0, 0.0)]):
             at.generation.score(number, *rewards)
         at.generation.wait_for(6)
-        assert positions(at.replay.sample(2, S).items) == [0, 2]
+        assert positions(at.groups.take(2, S)) == [0, 2]
         at.rollouts.advance(1)
         idle(at, 8)
         for number in range(4, 8):
             at.generation.score(number, 0.0, 1.0)
-        assert positions(at.replay.sample(2, S).items) == [4, 5]
+        assert positions(at.groups.take(2, S)) == [4, 5]
         at.rollouts.advance(2)
         at.generation.wait_for(10)
         for number in range(8, 13):
@@ -305,7 +307,7 @@ def test_without_dynamic_sampling_equal_rewards_go_on_and_are_counted():
         idle(at, 4)
         for number in range(4):
             at.generation.score(number, 1.0, 1.0)
-        assert positions(at.replay.sample(2, S).items) == [0, 1]
+        assert positions(at.groups.take(2, S)) == [0, 1]
         until(lambda: len(at.told) == 4, "the groups", S)
         row = at.metrics.snapshot()
         assert row["rollout/zero_spread"] == 1.0
@@ -321,7 +323,7 @@ def test_a_group_of_which_some_are_scored_is_used_and_one_of_which_none_is_not()
         at.generation.score(1, nan, nan, nan)
         idle(at, 3)
         at.generation.score(2, 1.0, nan, 1.0)
-        items = at.replay.sample(2, S).items
+        items = at.groups.take(2, S)
         assert positions(items) == [0, 2]
         np.testing.assert_array_equal(items.state["reward"], np.float32([[nan, 0, 1], [1, nan, 1]]))
         row = at.metrics.snapshot()
@@ -346,7 +348,7 @@ def test_the_mean_reward_is_over_the_newest_completions_those_before_a_resume_to
         assert at.rollouts.mean_reward() == (6.0, 2)
         at.generation.wait_for(1)
         at.generation.score(0, 1.0, 3.0)
-        at.replay.sample(1, S)
+        at.groups.take(1, S)
         assert at.rollouts.rewards() == [7.0, 1.0, 3.0]
     with rolling(Pace(1, 0)) as at:
         mean, count = at.rollouts.mean_reward()
@@ -369,7 +371,7 @@ def trained_until(updates, kills, max_staleness, outcomes, config):
                     at.generation.score(scored, 0.0, outcomes[at.generation.begun[scored][0] % len(outcomes)])
                     scored += 1
                 with contextlib.suppress(TimeoutError):
-                    trained[update] = positions(at.replay.sample(2, 0.01).items)
+                    trained[update] = positions(at.groups.take(2, 0.01))
                     update += 1
                     at.rollouts.advance(update)
         update = max(stop - 1, 0)
