@@ -17,6 +17,7 @@ from grpo_task import PROMPT_TOKENS
 from seedx import compilation_cache, sharding
 from seedx.agents.grpo import grpo_loss
 from seedx.envs.text.generation import Generation, Settings
+from seedx.envs.text.group_queue import GroupQueue
 from seedx.envs.text.load import load_task
 from seedx.envs.text.prompts import PromptSource
 from seedx.envs.text.rewards import RewardPool
@@ -99,15 +100,15 @@ class Run:
             metrics=self.metrics,
             crew=self.crew,
         )
-        self._replay = Fifo(2 * GROUPS, 2**30)
+        self._groups = GroupQueue(Fifo(2 * GROUPS, 2**30), 0, self.metrics)
         spare_the_collector()
         self.scheduler.start()
         generation.start()
-        self._rollouts.start(self._replay)
+        self._rollouts.start(self._groups)
 
     def update(self) -> None:
         """One update, as soon as there is a batch."""
-        items = self._replay.sample(GROUPS, 600.0).items
+        items = self._groups.take(GROUPS, 600.0)
         self.learner.step(items)
         self._rollouts.advance(self.learner.state.updates)
 

@@ -17,7 +17,7 @@ from seedx.envs.text.generation import Generation, Settings
 from seedx.envs.text.held_out import HeldOut, held_out
 from seedx.envs.text.rewards import RewardPool
 from seedx.llm_config import LlmConfig
-from seedx.llm_setup import Setup, caster, layout_of, make_scheduler, set_up
+from seedx.llm_setup import Setup, caster, completions_ahead, layout_of, make_scheduler, set_up
 from seedx.metrics import Metrics
 from seedx.threads import Crew
 from seedx.weights import Weights
@@ -39,12 +39,18 @@ def evaluate_llm(
         seed: Of the completions.
 
     Raises:
-        ConfigError: there is no checkpoint, or it does not fit the model, or the task has no test prompts.
+        ConfigError: there is no checkpoint, or it does not fit the model, the task has no test prompts, all are too
+            long or none can be scored, or the temperature is none.
     """
+    require(
+        temperature is None or 0 <= temperature < math.inf,
+        f"--temperature ({temperature}) must be finite and not negative; 0: greedy.",
+    )
     checkpoint = load_params(run_dir)
     config = from_json(json.dumps(checkpoint.metadata["config"]))  # what the parameters were trained with
     assert isinstance(config, LlmConfig)
-    config = dataclasses.replace(config, task=task or config.task)
+    samples = dataclasses.replace(config.held_out, num_samples=num_samples)
+    config = dataclasses.replace(config, task=task or config.task, held_out=samples)
     setup, _ = set_up(config)
     prompts = setup.task.prompts("test")
     require(len(prompts) > 0, f"task {config.task} has no test prompts.")
@@ -52,7 +58,7 @@ def evaluate_llm(
     crew, metrics = Crew(), Metrics()
     weights = Weights(checkpoint.update, caster(config.learner.dtype)(params))
     scheduler = make_scheduler(config, setup, weights, crew)
-    pool = RewardPool(config.task, config.reward, metrics, crew)
+    pool = RewardPool(config.task, config.reward, metrics, crew, max_waiting=completions_ahead(config))
     settings = Settings(
         num_samples,
         setup.max_tokens,
@@ -80,7 +86,13 @@ def evaluate_llm(
         if isinstance(crew.failure, ConfigError):
             raise crew.failure
         raise RuntimeError("the evaluation failed.") from crew.failure
+    require(
+        len(found.groups) > 0,
+        f"all {min(num_prompts, len(prompts)):,} prompts are longer than the {setup.max_prompt_tokens} tokens that "
+        "this run reads; evaluate it on another task.",
+    )
     _show(found, setup, run_dir)
+    require(not math.isnan(found.mean), f"no completion of task {config.task} could be scored; see the lines above.")
     return {
         "mean": found.mean,
         "interval": found.interval,

@@ -133,10 +133,11 @@ class LlmSession:
 
     def _build_rollouts(self) -> None:
         from seedx.envs.text.generation import Generation, Settings
-        from seedx.envs.text.group import example_item
+        from seedx.envs.text.group_queue import GroupQueue, example
         from seedx.envs.text.rewards import RewardPool
         from seedx.envs.text.rollouts import Pace, Rollouts
         from seedx.envs.text.sample_log import SampleLog
+        from seedx.llm_setup import completions_ahead
         from seedx.llm_view import LLM_VIEW
         from seedx.llm_warnings import Warnings
         from seedx.replay.build import make_replay
@@ -151,7 +152,8 @@ class LlmSession:
             retries=config.rollout.retries,
             overlong_tokens=config.grpo.overlong_tokens,
         )
-        self._pool = RewardPool(config.task, config.reward, self._metrics, self._crew)
+        waiting = completions_ahead(config)
+        self._pool = RewardPool(config.task, config.reward, self._metrics, self._crew, max_waiting=waiting)
         self._generation = Generation(
             self.scheduler, self._setup.task, tokenizer, self._pool, settings, self._metrics, self._crew
         )
@@ -174,7 +176,8 @@ class LlmSession:
             crew=self._crew,
         )
         seconds_left = math.inf if config.seconds is None else config.seconds - self._ending.seconds
-        self.replay = make_replay(config, example_item(config.grpo.group_size), self._resume, seconds_left)
+        self.replay = make_replay(config, example(config.grpo.group_size), self._resume, seconds_left)
+        self._groups = GroupQueue(self.replay, state.updates * config.learner.batch_size, self._metrics)
         for name, value in zip(
             ("updates", "env_steps", "completion_tokens"), (state.updates, state.env_steps, state.tokens), strict=True
         ):
@@ -207,7 +210,7 @@ class LlmSession:
             self._serve(config.serve_port)
         self._reporter.start(self._opening())
         self._crew.spawn("report", self._reporter.loop)
-        self._rollouts.start(self.replay)
+        self._rollouts.start(self._groups)
 
     def _serve(self, port: int) -> None:
         """The learner's engine answers others too."""
@@ -236,12 +239,12 @@ class LlmSession:
                     continue
                 solved = self._ending.is_solved(*self._rollouts.mean_reward())
                 learner.step(items)
-                self._rollouts.advance(learner.state.updates)
                 interval = config.held_out.interval_updates
                 if interval and learner.state.updates % interval == 0:
                     score = self._score(f"after {learner.state.updates:,} updates")
                     if score is not None:
                         self._metrics.gauge("held_out/reward", score)
+                self._rollouts.advance(learner.state.updates)  # only now: what is decoded together is always the same
                 if config.checkpoint.interval_s and time.monotonic() - last_checkpoint > config.checkpoint.interval_s:
                     self._save()
                     last_checkpoint = time.monotonic()
@@ -257,7 +260,7 @@ class LlmSession:
 
         try:
             with self._metrics.timer("learner/wait_batch"):
-                return self.replay.sample(self._config.learner.batch_size, _POLL_S).items
+                return self._groups.take(self._config.learner.batch_size, _POLL_S)
         except ReplayTimeoutError:
             return None
 
@@ -351,6 +354,7 @@ class LlmSession:
             self._checkpointer.close()
             self.saving_since = -math.inf
             self._reporter.finish(reason)
+            self._crew.stop.set()  # before what rollouts are still at is closed, which would be a failure to them
             if self._server is not None:
                 self._server.stop(0.0)
             self._pool.close()

@@ -16,6 +16,7 @@ from seedx.chat import ChatTemplate
 from seedx.checks import require
 from seedx.device_config import parse_bytes
 from seedx.envs.text.encode import encode_prompt
+from seedx.envs.text.held_out import AT_A_TIME
 from seedx.envs.text.load import load_task
 from seedx.envs.text.task import Prompt, Task
 from seedx.inference.engine import Engine
@@ -85,6 +86,7 @@ def set_up(config: LlmConfig) -> tuple[Setup, Tree]:
     mesh = sharding.whole_mesh(config.mesh, config.decode.max_concurrent)
     model = open_model(config.model, "float32", lambda found: layout_of(found, mesh), seed=config.seed)
     prompts = task.prompts("train")
+    require(len(prompts) > 0, f"task {config.task} has no prompts (0) to train on; it must have at least one.")
     longest = rollout.max_prompt_tokens or max(
         len(encode_prompt(prompts[i], model.tokenizer, model.chat_template))
         for i in range(min(len(prompts), _MEASURED_PROMPTS))
@@ -100,6 +102,12 @@ def set_up(config: LlmConfig) -> tuple[Setup, Tree]:
         f"{model.config.max_length} that {model.name} knows; lower --rollout.max-prompt-tokens or "
         "--rollout.max-tokens.",
     )
+    overlong = config.grpo.overlong_tokens
+    require(
+        overlong <= max_tokens,
+        f"grpo.overlong_tokens ({overlong}) must not exceed the {max_tokens} tokens of a completion; lower it, or "
+        "raise --rollout.max-tokens.",
+    )
     return setup, model.params
 
 
@@ -113,6 +121,12 @@ def caster(dtype: str) -> Callable[[Tree], Tree]:
     if dtype == "float32":
         return lambda params: params
     return jax.jit(lambda params: jax.tree.map(lambda leaf: leaf.astype(dtype), params))
+
+
+def completions_ahead(config: LlmConfig) -> int:
+    """How many completions a run has under way at most, those of an evaluation in between included."""
+    rollouts = (config.max_staleness + 1) * config.learner.batch_size * config.grpo.group_size
+    return rollouts + max(AT_A_TIME, config.held_out.num_samples)
 
 
 def make_scheduler(
@@ -149,6 +163,5 @@ def make_scheduler(
         launching=setup.launching,
     )
     engine.warm_up(weights)
-    ahead = (config.max_staleness + 1) * config.learner.batch_size * config.grpo.group_size
-    limits = Limits(max_waiting=4 * (ahead + 512), max_waiting_tokens=1 << 24)
+    limits = Limits(max_waiting=4 * completions_ahead(config), max_waiting_tokens=1 << 24)
     return Scheduler(engine, weights, tokenizer=setup.tokenizer, limits=limits, crew=crew)

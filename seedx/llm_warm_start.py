@@ -48,12 +48,16 @@ def warm_started(
         """The next prompts that fit, with their answers."""
         nonlocal taken
         found: list[Shown] = []
+        unfit = 0  # in a row
         while len(found) < wanted.batch_size:
-            require(taken < 100 * source.num_prompts, f"task {config.task} has no answers that fit.")
             text = demonstration(setup, source.at(taken).prompt)
             taken += 1
-            if text is not None:
+            if text is None:
+                unfit += 1
+                require(unfit <= 2 * source.num_prompts, f"task {config.task} has no prompts and answers that fit.")
+            else:
                 found.append(text)
+                unfit = 0
         return found
 
     def progress(updates: int, solved: float) -> None:

@@ -30,6 +30,11 @@ def count_on(batch_number, size=6):
     return [([int(n)], [(int(n) + 1) % V, (int(n) + 2) % V]) for n in rng.integers(0, V, size)]
 
 
+def shown(pairs):
+    """Texts of prompts and answers; the answers are the model's."""
+    return [([*prompt, *answer], [False] * len(prompt) + [True] * len(answer)) for prompt, answer in pairs]
+
+
 def probability(table, pair):
     """Of the answer after the prompt, float64."""
     prompt, answer = pair
@@ -46,7 +51,7 @@ def program():
 
 
 def test_the_loss_and_what_sampling_would_score():
-    batch = _batch(PAIRS, ROW_TOKENS, 5)
+    batch = _batch(shown(PAIRS), ROW_TOKENS, 5)
     assert batch.tokens.shape == (5, ROW_TOKENS)
     assert batch.trained.sum() == 11
     (loss, metrics), _ = program()({"table": TABLE}, batch)
@@ -58,7 +63,7 @@ def test_the_loss_and_what_sampling_would_score():
 
 def test_prompts_and_padding_are_not_learned():
     packing = pack(np.array([len(p) + len(a) for p, a in PAIRS]), ROW_TOKENS, 5)
-    batch = _batch(PAIRS, ROW_TOKENS, 5)
+    batch = _batch(shown(PAIRS), ROW_TOKENS, 5)
     answered = place(packing, np.concatenate([[False] * len(p) + [True] * len(a) for p, a in PAIRS]))
     np.testing.assert_array_equal(batch.trained, answered)
     np.testing.assert_allclose(batch.weight, answered / np.float32(11))
@@ -71,7 +76,7 @@ def test_prompts_and_padding_are_not_learned():
 
 
 def test_its_gradient_is_that_of_the_policy_loss_with_advantage_1():
-    batch = _batch(PAIRS, ROW_TOKENS, 5)
+    batch = _batch(shown(PAIRS), ROW_TOKENS, 5)
     params = {"table": jnp.asarray(TABLE)}
     _, want = program()(params, batch)
     logprobs, _ = MODEL.logprobs(params, batch)
@@ -88,14 +93,14 @@ def test_it_learns_until_the_answers_are_as_likely_as_wanted(mesh):
     params = jax.device_put({"table": TABLE}, sharding.replicated(mesh))
     asked, told = [], []
 
-    def pairs(i):
+    def texts(i):
         asked.append(i)
-        return count_on(i)
+        return shown(count_on(i))
 
     def progress(updates, solved):
         told.append((updates, solved))
 
-    after = warm_start(MODEL, config, params, pairs, mesh=mesh, row_tokens=ROW_TOKENS, progress=progress)
+    after = warm_start(MODEL, config, params, texts, mesh=mesh, row_tokens=ROW_TOKENS, progress=progress)
     assert asked == [i for i, _ in told] == list(range(len(told)))
     assert told[-1][1] >= 0.7 > max(solved for _, solved in told[:-1])
     assert 10 < len(told) < 500
@@ -114,7 +119,7 @@ def test_what_it_says_is_smoothed_over_batches_that_were_not_learned_from():
             MODEL,
             config,
             params,
-            count_on,
+            lambda i: shown(count_on(i)),
             mesh=sharding.serve_mesh(),
             row_tokens=ROW_TOKENS,
             progress=lambda _, solved: told.append(solved),
@@ -133,7 +138,7 @@ def test_a_task_that_it_does_not_learn_in_time_is_refused():
             MODEL,
             config,
             {"table": jnp.asarray(TABLE)},
-            count_on,
+            lambda i: shown(count_on(i)),
             mesh=sharding.serve_mesh(),
             row_tokens=ROW_TOKENS,
             progress=lambda *_: None,
@@ -142,4 +147,4 @@ def test_a_task_that_it_does_not_learn_in_time_is_refused():
 
 def test_a_pair_that_is_longer_than_a_row_is_refused():
     with pytest.raises(ValueError, match=r"each from 1 to row_tokens \(12\)"):
-        _batch([([1] * 8, [2] * 5)], ROW_TOKENS, 1)
+        _batch(shown([([1] * 8, [2] * 5)]), ROW_TOKENS, 1)

@@ -90,6 +90,8 @@ def make_replay(
         for address, count in replay.held.items():
             if count:
                 whose = "from before it was resumed" if resume else "that others inserted, and trains on them too"
+                if isinstance(config, LlmConfig):
+                    whose = "that are not its own, and passes over them"
                 print(f"table {TABLE!r} at {address}: this run begins with {count:,} items {whose}.", flush=True)
         return replay
     if table.is_queue:

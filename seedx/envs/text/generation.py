@@ -12,16 +12,18 @@ from __future__ import annotations
 import math
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from seedx.envs.text.group import REASONS, Group, Sample
+from seedx.envs.text.group import REASONS, Group
 from seedx.envs.text.rewards import RewardPool
 from seedx.envs.text.task import MultiTurnTask, Prompt, Scores, Task
-from seedx.inference.requests import Completion, Handle, Request
+from seedx.envs.text.track import Track
+from seedx.inference.requests import Handle, QueueFullError, Request
 from seedx.inference.scheduler import Scheduler
 from seedx.learner.advantages import overlong_penalty
 from seedx.metrics import Metrics
@@ -29,6 +31,7 @@ from seedx.threads import Crew
 from seedx.tokenizer import Tokenizer
 
 _POLL_S = 0.1
+_GREATEST = float(np.finfo(np.float32).max)  # reward that an item can hold
 
 
 @dataclass(frozen=True)
@@ -55,40 +58,6 @@ class Settings:
 
 
 @dataclass(eq=False)
-class _Track:
-    """A completion on its way: parts of its tokens, what is known of each, and the model's turns as text."""
-
-    tokens: list[np.ndarray] = field(default_factory=list)
-    sampled: list[np.ndarray] = field(default_factory=list)
-    logprobs: list[np.ndarray] = field(default_factory=list)
-    versions: list[np.ndarray] = field(default_factory=list)
-    turns: list[str] = field(default_factory=list)
-    text: str = ""
-    finish_reason: str = ""
-    scores: Scores | None = None
-
-    @property
-    def length(self) -> int:
-        return sum(len(part) for part in self.tokens)
-
-    def add(self, completion: Completion) -> None:
-        self.tokens.append(completion.tokens)
-        self.sampled.append(np.ones(len(completion.tokens), bool))
-        self.logprobs.append(completion.logprobs)
-        self.versions.append(completion.versions)
-        self.turns.append(completion.text or "")
-        self.text += self.turns[-1]
-
-    def reply(self, text: str, tokens: Sequence[int]) -> None:
-        part = np.array(tokens, np.int32)
-        self.tokens.append(part)
-        self.sampled.append(np.zeros(len(part), bool))
-        self.logprobs.append(np.zeros(len(part), np.float32))
-        self.versions.append(np.zeros(len(part), np.int32))
-        self.text += text
-
-
-@dataclass(eq=False)
 class _Job:
     position: int
     prompt: Prompt
@@ -96,11 +65,23 @@ class _Job:
     group_size: int
     seed: int
     future: Future[Group]
-    tracks: list[_Track] = field(default_factory=list)
+    tracks: list[Track] = field(default_factory=list)
     handles: set[Handle] = field(default_factory=set)  # of this attempt; those of earlier ones are ignored
+    postponed: int = 0  # turns of this attempt that the scheduler has had no room for
     unscored: int = 0  # rewards that are still computed
     attempt: int = 0
     deadline: float = math.inf
+
+
+class _Postponed(NamedTuple):
+    """A turn that the scheduler had no room for: what else asks it, with --serve-port, has filled its queue."""
+
+    due: float
+    job: _Job
+    attempt: int
+    prompt: tuple[int, ...]
+    seed: int
+    tracks: list[Track]
 
 
 class Generation:
@@ -132,6 +113,7 @@ class Generation:
         self._settings, self._metrics, self._crew = settings, metrics, crew
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # a few for each job
         self._generating: set[_Job] = set()
+        self._postponed: list[_Postponed] = []
 
     def start(self) -> None:
         """Begins to handle what comes back."""
@@ -150,7 +132,7 @@ class Generation:
             group_size: Completions; None: those of the settings.
 
         Raises:
-            What `Scheduler.submit` raises.
+            What `Scheduler.submit` raises, but for QueueFullError: then the group waits for room.
         """
         job = _Job(position, prompt, tokens, group_size or self._settings.group_size, seed, Future())
         self._events.put(lambda: self._generating.add(job))  # before anything can come back
@@ -158,24 +140,29 @@ class Generation:
         return job.future
 
     def _loop(self) -> None:
+        due = time.monotonic()
         while not self._crew.stop.is_set():
             try:
                 event = self._events.get(timeout=_POLL_S)
             except queue.Empty:
+                event = None
+            if event is not None:
+                event()
+            if time.monotonic() >= due:  # however much there is to do
+                due = time.monotonic() + _POLL_S
+                self._ask_postponed()
                 self._expire()
-                continue
-            event()
 
     # ---- generating
 
     def _ask(self, job: _Job) -> None:
         """Asks for the first turn of all completions."""
-        job.tracks = [_Track() for _ in range(job.group_size)]
-        job.deadline = time.monotonic() + self._settings.timeout_s
-        job.handles = set()
+        job.tracks = [Track() for _ in range(job.group_size)]
+        job.handles, job.postponed, job.deadline = set(), 0, math.inf
         self._submit(job, job.tokens, job.seed, job.tracks)
+        job.deadline = time.monotonic() + self._settings.timeout_s  # not before it is asked for, perhaps by our caller
 
-    def _submit(self, job: _Job, prompt: tuple[int, ...], seed: int, tracks: list[_Track]) -> None:
+    def _submit(self, job: _Job, prompt: tuple[int, ...], seed: int, tracks: list[Track]) -> None:
         request = Request(
             prompt,
             self._settings.max_tokens - tracks[0].length,
@@ -185,11 +172,26 @@ class Generation:
             num_samples=len(tracks),
             on_swap=self._settings.on_swap,
         )
-        handle = self._scheduler.submit(request)
+        try:
+            handle = self._scheduler.submit(request)
+        except QueueFullError as error:
+            job.postponed += 1
+            again = _Postponed(time.monotonic() + error.retry_after_s, job, job.attempt, prompt, seed, tracks)
+            self._events.put(lambda: self._postponed.append(again))
+            return
         job.handles.add(handle)
         handle.add_done_callback(lambda _: self._events.put(lambda: self._said(job, handle, tracks)))
 
-    def _said(self, job: _Job, handle: Handle, tracks: list[_Track]) -> None:
+    def _ask_postponed(self) -> None:
+        now = time.monotonic()
+        due = [again for again in self._postponed if again.due <= now]
+        self._postponed = [again for again in self._postponed if again.due > now]
+        for again in due:
+            if again.attempt == again.job.attempt:
+                again.job.postponed -= 1
+                self._submit(again.job, again.prompt, again.seed, again.tracks)
+
+    def _said(self, job: _Job, handle: Handle, tracks: list[Track]) -> None:
         """The model's turn of some completions is over."""
         if handle not in job.handles:
             return
@@ -201,11 +203,11 @@ class Generation:
         for track, completion in zip(tracks, completions, strict=True):
             track.add(completion)
             self._go_on(job, track, completion.finish_reason)
-        if not job.handles:
+        if not job.handles and not job.postponed:
             self._generating.discard(job)
             self._score(job)
 
-    def _go_on(self, job: _Job, track: _Track, reason: str) -> None:
+    def _go_on(self, job: _Job, track: Track, reason: str) -> None:
         """The environment's turn: a reply and the model's next turn, or the end."""
         reply = self._reply(job.prompt, track.turns) if self._reply and reason == "stop" else None
         if reply is None:
@@ -249,28 +251,23 @@ class Generation:
                 lambda future, track=track: self._events.put(lambda: self._scored(job, track, future))
             )
 
-    def _scored(self, job: _Job, track: _Track, future: Future[Scores | None]) -> None:
+    def _scored(self, job: _Job, track: Track, future: Future[Scores | None]) -> None:
         track.scores = future.result(0.0)
         job.unscored -= 1
         if not job.unscored:
-            samples = [self._sample(track) for track in job.tracks]
+            samples = [track.sample(self._reward(track)) for track in job.tracks]
             job.future.set_result(Group(job.position, np.array(job.tokens, np.int32), samples))
 
-    def _sample(self, track: _Track) -> Sample:
-        reward = float("nan")
-        if track.scores is not None:
-            reward = sum(self._weights.get(name, 1.0) * score for name, score in track.scores.items())
-            reward += self._overlong(track.length)
-        return Sample(
-            np.concatenate(track.tokens),
-            np.concatenate(track.sampled),
-            np.concatenate(track.logprobs),
-            np.concatenate(track.versions),
-            track.finish_reason,
-            track.text,
-            track.scores,
-            reward,
-        )
+    def _reward(self, track: Track) -> float:
+        """The weighted sum of its scores; NaN if there are none, or it is nothing that a float32 can hold."""
+        if track.scores is None:
+            return math.nan
+        reward = sum(self._weights.get(name, 1.0) * score for name, score in track.scores.items())
+        reward += self._overlong(track.length)
+        if abs(reward) > _GREATEST:
+            self._metrics.count("rollout/unusable_rewards")
+            return math.nan
+        return reward
 
     def _overlong(self, length: int) -> float:
         settings = self._settings

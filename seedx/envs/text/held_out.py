@@ -13,7 +13,7 @@ from seedx.envs.text.group import Group
 from seedx.envs.text.task import Prompt
 from seedx.inference.scheduler import Scheduler
 
-_AT_A_TIME = 256  # completions
+AT_A_TIME = 256  # completions
 _POLL_S = 0.5
 _SALT = 0x48454C44  # no seed of training is one of evaluation
 
@@ -83,7 +83,7 @@ def held_out(
         progress: Told now and then how many prompts are done.
     """
     kept = [(prompt, tokens) for prompt in prompts if (tokens := encode(prompt)) is not None]
-    at_a_time, groups = max(_AT_A_TIME // num_samples, 1), []
+    at_a_time, groups = max(AT_A_TIME // num_samples, 1), []
     for first in range(0, len(kept), at_a_time):
         with scheduler.together():
             futures = [

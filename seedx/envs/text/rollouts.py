@@ -1,12 +1,12 @@
-"""The rollout loop: prompts in their order to groups in a replay, not further ahead of the learner than allowed.
+"""The rollout loop: prompts in their order to groups in a queue, not further ahead of the learner than allowed.
 
 Admission bounds staleness (2505.24298, section 4.1): with B groups a batch, a group is begun only while fewer than
-(max_staleness + updates + 1) B were begun and not discarded. Groups enter the replay in the order of their prompts,
+(max_staleness + updates + 1) B were begun and not discarded. Groups enter the queue in the order of their prompts,
 however long each takes. So batch u holds groups B u to B (u + 1) - 1, none of which was begun before version
 u - max_staleness: the bound is exact, no finished work is dropped, long completions are trained on as often as they are
 made, and what was learned from is all prompts before one position.
 
-Threading: the loop has a thread, and so has inserting, which waits for room in the replay.
+Threading: the loop has a thread, and so has inserting, which waits for room.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ import numpy as np
 
 from seedx.checks import ConfigError
 from seedx.envs.text.generation import Generation, seed_of
-from seedx.envs.text.group import Group, to_item
+from seedx.envs.text.group import Group
+from seedx.envs.text.group_queue import GroupQueue
 from seedx.envs.text.prompts import PromptSource
 from seedx.envs.text.task import Prompt
 from seedx.grpo_config import GrpoConfig
 from seedx.inference.scheduler import Scheduler
 from seedx.learner.advantages import spread
 from seedx.metrics import Metrics
-from seedx.replay.patience import Patience
-from seedx.replay.replay import Replay, ReplayTimeoutError
 from seedx.threads import Crew
 
 _POLL_S = 0.1
-_INSERT_TIMEOUT_S = 1.0
 
 
 class Pace(NamedTuple):
@@ -55,7 +53,7 @@ class Pace(NamedTuple):
 
 
 class Rollouts:
-    """Keeps a replay filled with groups.
+    """Keeps a queue filled with groups.
 
     Args:
         generation: Makes them; at work.
@@ -103,9 +101,9 @@ class Rollouts:
         self._told, self._metrics, self._crew = told, metrics, crew
         self._rewards: deque[float] = deque(rewards, maxlen=window)
 
-    def start(self, replay: Replay) -> None:
-        """Begins; groups go to `replay`."""
-        self._replay = replay
+    def start(self, groups: GroupQueue) -> None:
+        """Begins; `groups` is where they go."""
+        self._groups = groups
         self._crew.spawn("rollouts", self._loop)
         self._crew.spawn("insertion", self._insert_loop)
 
@@ -129,22 +127,25 @@ class Rollouts:
         while not self._crew.stop.is_set():
             self._admit()
             with self._changed:
-                self._changed.wait_for(lambda: self._is_next_done() or self._may_begin(), _POLL_S)
+                self._changed.wait_for(lambda: self._is_next_done() or self._may_begin() > 0, _POLL_S)
             while self._is_next_done():
                 self._finish(self._order.popleft().result(0.0))
 
     def _is_next_done(self) -> bool:
         return bool(self._order) and self._order[0].done()
 
-    def _may_begin(self) -> bool:
-        return self._begun < self._pace.allowed(self._updates)
+    def _may_begin(self) -> int:
+        """How many groups. Without staleness, what replaces others begins together, in each run alike."""
+        if self._order and not self._pace.max_staleness:
+            return 0
+        return max(self._pace.allowed(self._updates) - self._begun, 0)
 
     # ---- beginning
 
     def _admit(self) -> None:
         with self._changed:
-            count = self._pace.allowed(self._updates) - self._begun
-        if count <= 0:
+            count = self._may_begin()
+        if not count:
             return
         prompts = [self._next_prompt() for _ in range(count)]
         with self._scheduler.together():
@@ -164,7 +165,7 @@ class Rollouts:
 
     def _next_prompt(self) -> tuple[int, Prompt, tuple[int, ...]]:
         """The next prompt that is not too long."""
-        for _ in range(self._source.num_prompts):
+        for _ in range(2 * self._source.num_prompts):  # a whole epoch is among them, wherever this one is
             position, prompt = self._position, self._source.at(self._position).prompt
             self._position += 1
             tokens = self._encode(prompt)
@@ -212,20 +213,11 @@ class Rollouts:
         metrics.observe("rollout/completion_tokens", np.array([len(sample.tokens) for sample in group.samples]))
 
     def _insert_loop(self) -> None:
-        while not self._crew.stop.is_set():
+        stopped = self._crew.stop.is_set
+        while not stopped():
             try:
                 group = self._finished.get(timeout=_POLL_S)
             except queue.Empty:
+                self._groups.put_lost(stopped)
                 continue
-            self._insert(group)
-
-    def _insert(self, group: Group) -> None:
-        """Waits for room as long as the run lasts."""
-        item, priorities, patience = to_item(group), np.ones(1, np.float32), Patience("the rollout loop")
-        while not self._crew.stop.is_set():
-            try:
-                self._replay.insert(item, priorities, _INSERT_TIMEOUT_S)
-            except ReplayTimeoutError as error:
-                patience.timed_out(error)
-                continue
-            return
+            self._groups.put(group, stopped)

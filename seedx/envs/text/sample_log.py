@@ -59,9 +59,9 @@ class SampleLog:
                 ],
             }
             self._groups.appendleft(entry)
-            with self._path.open("a") as file:
+            with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
-            self._page.write_text(self._html())
+            self._page.write_text(self._html(), encoding="utf-8")
 
     def _html(self) -> str:
         groups = "".join(_group_html(entry) for entry in self._groups)
