@@ -20,28 +20,41 @@ from seedx.learner.warm_start import _batch, imitation_loss, warm_start
 V, ROW_TOKENS = 64, 12
 MODEL = Bigram(CONFIG)
 TABLE = np.random.default_rng(0).normal(size=(V, V)).astype(np.float32)
-# Answers of 1 to 4 tokens to prompts of 1 to 3; the last one begins its row, with no other in it.
-PAIRS = [([5], [6, 7]), ([1, 2, 3], [4]), ([9, 9], [8, 7, 6, 5]), ([63] * 8, [0] * 4)]
+
+
+def text_of(prompt, *answers):
+    """A text and which of its tokens are the model's: a prompt, answers of it and replies to it in turn."""
+    tokens, own = list(prompt), [False] * len(prompt)
+    for i, part in enumerate(answers):
+        tokens, own = tokens + part, own + [i % 2 == 0] * len(part)
+    return tokens, own
+
+
+# Answers of 1 to 4 tokens; the third has two turns, and the last fills its row.
+TEXTS = [
+    text_of([5], [6, 7]),
+    text_of([1, 2, 3], [4]),
+    text_of([9, 9], [8, 7], [20, 21], [6, 5]),
+    text_of([63] * 8, [0] * 4),
+]
 
 
 def count_on(batch_number, size=6):
     """Prompts n; the answer is n + 1, n + 2."""
     rng = np.random.default_rng(batch_number)
-    return [([int(n)], [(int(n) + 1) % V, (int(n) + 2) % V]) for n in rng.integers(0, V, size)]
+    return [counted_from(int(n)) for n in rng.integers(0, V, size)]
 
 
-def shown(pairs):
-    """Texts of prompts and answers; the answers are the model's."""
-    return [([*prompt, *answer], [False] * len(prompt) + [True] * len(answer)) for prompt, answer in pairs]
+def counted_from(n):
+    return text_of([n], [(n + 1) % V, (n + 2) % V])
 
 
-def probability(table, pair):
-    """Of the answer after the prompt, float64."""
-    prompt, answer = pair
+def probability(table, text):
+    """Of the model's tokens, float64."""
+    tokens, own = text
     logits = np.float64(table)
     logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    text = [*prompt, *answer]
-    return np.exp(sum(logprobs[text[t - 1], text[t]] for t in range(len(prompt), len(text))))
+    return np.exp(sum(logprobs[tokens[t - 1], tokens[t]] for t in np.flatnonzero(own)))
 
 
 @functools.cache
@@ -51,32 +64,32 @@ def program():
 
 
 def test_the_loss_and_what_sampling_would_score():
-    batch = _batch(shown(PAIRS), ROW_TOKENS, 5)
+    batch = _batch(TEXTS, ROW_TOKENS, 5)
     assert batch.tokens.shape == (5, ROW_TOKENS)
     assert batch.trained.sum() == 11
     (loss, metrics), _ = program()({"table": TABLE}, batch)
-    wanted = [probability(TABLE, pair) for pair in PAIRS]
+    wanted = [probability(TABLE, text) for text in TEXTS]
     np.testing.assert_allclose(metrics["solved"], sum(wanted), rtol=1e-5)
-    assert float(metrics["sequences"]) == len(PAIRS)
+    assert float(metrics["sequences"]) == len(TEXTS)
     np.testing.assert_allclose(loss, -np.sum(np.log(wanted)) / 11, rtol=1e-5)
 
 
-def test_prompts_and_padding_are_not_learned():
-    packing = pack(np.array([len(p) + len(a) for p, a in PAIRS]), ROW_TOKENS, 5)
-    batch = _batch(shown(PAIRS), ROW_TOKENS, 5)
-    answered = place(packing, np.concatenate([[False] * len(p) + [True] * len(a) for p, a in PAIRS]))
-    np.testing.assert_array_equal(batch.trained, answered)
-    np.testing.assert_allclose(batch.weight, answered / np.float32(11))
+def test_prompts_replies_and_padding_are_not_learned():
+    packing = pack(np.array([len(tokens) for tokens, _ in TEXTS]), ROW_TOKENS, 5)
+    batch = _batch(TEXTS, ROW_TOKENS, 5)
+    own = place(packing, np.concatenate([own for _, own in TEXTS]))
+    np.testing.assert_array_equal(batch.trained, own)
+    np.testing.assert_allclose(batch.weight, own / np.float32(11))
     (_, _), gradient = program()({"table": TABLE}, batch)
-    before = np.zeros(V, bool)  # tokens that an answer's token comes after
-    for prompt, answer in PAIRS:
-        before[[prompt[-1], *answer[:-1]]] = True
-    assert not before[[1, 2]].any()
+    before = np.zeros(V, bool)  # tokens that one of the model's comes after
+    for tokens, own in TEXTS:
+        before[np.array(tokens)[np.flatnonzero(own) - 1]] = True
+    assert not before[[1, 2, 20]].any()
     np.testing.assert_array_equal(np.any(np.asarray(gradient["table"]) != 0, axis=1), before)
 
 
 def test_its_gradient_is_that_of_the_policy_loss_with_advantage_1():
-    batch = _batch(shown(PAIRS), ROW_TOKENS, 5)
+    batch = _batch(TEXTS, ROW_TOKENS, 5)
     params = {"table": jnp.asarray(TABLE)}
     _, want = program()(params, batch)
     logprobs, _ = MODEL.logprobs(params, batch)
@@ -93,21 +106,21 @@ def test_it_learns_until_the_answers_are_as_likely_as_wanted(mesh):
     params = jax.device_put({"table": TABLE}, sharding.replicated(mesh))
     asked, told = [], []
 
-    def texts(i):
+    def shown(i):
         asked.append(i)
-        return shown(count_on(i))
+        return count_on(i)
 
     def progress(updates, solved):
         told.append((updates, solved))
 
-    after = warm_start(MODEL, config, params, texts, mesh=mesh, row_tokens=ROW_TOKENS, progress=progress)
+    after = warm_start(MODEL, config, params, shown, mesh=mesh, row_tokens=ROW_TOKENS, progress=progress)
     assert asked == [i for i, _ in told] == list(range(len(told)))
     assert told[-1][1] >= 0.7 > max(solved for _, solved in told[:-1])
     assert 10 < len(told) < 500
     np.testing.assert_array_equal(params["table"], TABLE)  # not donated
-    fresh = [probability(after["table"], ([n], [(n + 1) % V, (n + 2) % V])) for n in range(V)]
+    fresh = [probability(after["table"], counted_from(n)) for n in range(V)]
     assert np.mean(fresh) > 0.7
-    assert np.mean([probability(TABLE, ([n], [(n + 1) % V, (n + 2) % V])) for n in range(V)]) < 0.01
+    assert np.mean([probability(TABLE, counted_from(n)) for n in range(V)]) < 0.01
 
 
 def test_what_it_says_is_smoothed_over_batches_that_were_not_learned_from():
@@ -119,13 +132,13 @@ def test_what_it_says_is_smoothed_over_batches_that_were_not_learned_from():
             MODEL,
             config,
             params,
-            lambda i: shown(count_on(i)),
+            count_on,
             mesh=sharding.serve_mesh(),
             row_tokens=ROW_TOKENS,
             progress=lambda _, solved: told.append(solved),
         )
     for i, solved in enumerate(told):
-        smoothed = 0.8 * smoothed + 0.2 * np.mean([probability(params["table"], pair) for pair in count_on(i)])
+        smoothed = 0.8 * smoothed + 0.2 * np.mean([probability(params["table"], text) for text in count_on(i)])
         np.testing.assert_allclose(solved, smoothed, rtol=1e-4)
     assert len(told) == 3
 
@@ -138,13 +151,13 @@ def test_a_task_that_it_does_not_learn_in_time_is_refused():
             MODEL,
             config,
             {"table": jnp.asarray(TABLE)},
-            lambda i: shown(count_on(i)),
+            count_on,
             mesh=sharding.serve_mesh(),
             row_tokens=ROW_TOKENS,
             progress=lambda *_: None,
         )
 
 
-def test_a_pair_that_is_longer_than_a_row_is_refused():
+def test_a_text_that_is_longer_than_a_row_is_refused():
     with pytest.raises(ValueError, match=r"each from 1 to row_tokens \(12\)"):
-        _batch(shown([([1] * 8, [2] * 5)]), ROW_TOKENS, 1)
+        _batch([text_of([1] * 8, [2] * 5)], ROW_TOKENS, 1)
