@@ -10,7 +10,8 @@ _CLIPPED = 0.5  # clip fraction
 _GAP = 1e-3  # of log-probabilities that engine and learner give one token with the same float32 weights
 _NO_SPREAD = 0.9  # fraction of groups
 _UNSCORED = 0.05  # fraction of completions
-_IDLE = 0.5  # of the slots, while the learner has work at least as often
+_IDLE = 0.5  # occupancy of the slots that is little,
+_WAITING = 0.3  # and part of the time that the learner waits for a batch which is much
 _COLLAPSED = 0.05  # of the entropy at the beginning
 _FLAT_ROWS = 60  # over which a growing divergence must have brought some reward
 _FLAT = 0.01
@@ -75,12 +76,12 @@ class Warnings:
         return f"{unscored:,.0f} completions could not be scored and are left out; the log above says why."
 
     def _idle(self, row: Figures) -> str:
-        occupancy, waiting = row.get("decode/occupancy"), row.get("learner/wait_batch_share", 1.0)
-        if occupancy is None or occupancy >= _IDLE or waiting >= occupancy:
+        occupancy, waiting = row.get("decode/occupancy"), row.get("learner/wait_batch_share", 0.0)
+        if occupancy is None or occupancy >= _IDLE or waiting <= _WAITING:
             return ""
         return (
-            f"the decode engine is {1 - occupancy:.0%} idle while the learner is at work: raise --max-staleness or "
-            "--learner.batch-size."
+            f"the decode engine is {1 - occupancy:.0%} idle, and the learner waits for it {waiting:.0%} of the time: "
+            "they take turns. Raise --max-staleness."
         )
 
     def _entropy(self, row: Figures) -> str:

@@ -20,7 +20,7 @@ from seedx.learner.token_logprobs import Model
 from seedx.replay.items import join
 
 MAX_TOKENS, STEP = 8, 1e-6
-SHAPES = {"max_tokens": MAX_TOKENS, "row_tokens": 24, "rows_multiple": 1}
+SHAPES = {"version": 0, "max_tokens": MAX_TOKENS, "row_tokens": 24, "rows_multiple": 1}
 CHOICES = {name: get_args(hint) for name, hint in get_type_hints(GrpoConfig).items() if get_args(hint)}
 
 
@@ -122,7 +122,8 @@ def transcription(config, items, values, shift):
     wanted = advantages(config, rewards, counted.reshape(rewards.shape))
     filled = np.count_nonzero(counted)
     split = {name: parts_of(sequences, np.float64(leaf)) for name, leaf in values.items()}
-    losses, sums, largest = [], {}, {"ratio_max": 0.0, "gap_max": 0.0}
+    fresh = parts_of(sequences, sequences.versions == SHAPES["version"])
+    losses, sums, largest = [], {}, {"ratio_max": 0.0, "gap_max": 0.0, "engine_gap_max": 0.0}
     for i, scored in enumerate(counted):
         own = {name: leaf[i] for name, leaf in split.items()}
         places = np.flatnonzero(sampled[i]) if scored else []
@@ -150,6 +151,8 @@ def transcription(config, items, values, shift):
             sums = {name: sums.get(name, 0.0) + value for name, value in metrics.items()}
             largest["ratio_max"] = max(largest["ratio_max"], metrics["ratio"])
             largest["gap_max"] = max(largest["gap_max"], metrics["gap"])
+            engine_gap = abs(token["lp"] - token["behaviour"]) if fresh[i][t] else 0.0
+            largest["engine_gap_max"] = max(largest["engine_gap_max"], engine_gap)
         losses.append(of_tokens)
     return np.concatenate(losses), sums | largest
 
@@ -365,7 +368,7 @@ def test_the_engine_draws_with_the_learners_probabilities(temperature):
             groups.append(to_item(Group(i, np.array(prompt, np.int32), samples)))
     config = GrpoConfig(group_size=4)
     sequences = sequences_of(join(groups), config)
-    batch, _ = pack_batch(sequences, config, max_tokens=MAX_TOKENS, row_tokens=48, rows_multiple=1)
+    batch, _ = pack_batch(sequences, config, version=0, max_tokens=MAX_TOKENS, row_tokens=48, rows_multiple=1)
     model = Model(CONFIG, temperature)
     logprobs, _ = jax.jit(model.logprobs)(params, batch)
     gap = np.abs(np.asarray(logprobs) - batch.behaviour)[batch.trained]

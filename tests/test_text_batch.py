@@ -27,7 +27,9 @@ RAGGED = items_of(
 
 
 def packed(items, config, **options):
-    return pack_batch(sequences_of(items, config), config, **{"row_tokens": 8, "rows_multiple": 2, **options})
+    return pack_batch(
+        sequences_of(items, config), config, **{"version": 0, "row_tokens": 8, "rows_multiple": 2, **options}
+    )
 
 
 def test_each_sequence_is_the_prompt_with_one_completion():

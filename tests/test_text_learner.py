@@ -42,6 +42,7 @@ def test_any_batch_fits_the_parts(groups, group_size, parts, per_row, row_groups
 
 def test_figures_are_means_over_tokens():
     sums = {"tokens": 4.0, "loss": 0.5, "ratio": 6.0, "ratio_max": 3.0, "gap": 1.0, "gap_max": 0.75, "entropy": 8.0}
+    sums |= {"engine_gap_max": 0.5}
     sums |= {"weight": 3.0, "weight_squared": 2.5, "clipped_low": 1.0, "clipped_high": 2.0, "clipped_dual": 0.0}
     assert means(sums) == {
         "tokens": 4.0,
@@ -50,6 +51,7 @@ def test_figures_are_means_over_tokens():
         "ratio_max": 3.0,
         "gap": 0.25,
         "gap_max": 0.75,
+        "engine_gap_max": 0.5,
         "entropy": 2.0,
         "weight": 0.75,
         "clipped_low": 0.25,
@@ -163,7 +165,7 @@ def test_a_batch_that_is_not_finite_is_saved_and_changes_nothing(tmp_path, old):
     (path,) = tmp_path.glob("*.npz")
     assert str(path) in str(failure.value)
     batch, _ = pack_batch(
-        sequences_of(bad, bench.settings), bench.settings, max_tokens=8, row_tokens=TOKENS, rows_multiple=12
+        sequences_of(bad, bench.settings), bench.settings, version=8, max_tokens=8, row_tokens=TOKENS, rows_multiple=12
     )
     if old == "recomputed":  # as the loss had them
         batch = batch._replace(old=learner._logprobs(learner.state.params, batch))

@@ -39,6 +39,8 @@ def grpo_loss(
         total -= config.entropy_cost * entropy
     sums = policy_loss.loss_sums(losses, logprobs, batch.old, mask)
     sums |= policy_loss.mismatch_sums(importance, batch.old, batch.behaviour, mask)
+    gap = jnp.abs(jax.lax.stop_gradient(logprobs) - batch.behaviour)
+    sums["engine_gap_max"] = jnp.max(gap, initial=0.0, where=mask & batch.fresh)
     sums["ratio_max"] = jnp.max(losses.ratio, initial=0.0, where=mask)
     sums["entropy"] = jax.lax.stop_gradient(jnp.sum(entropy))
     if config.kl_cost:

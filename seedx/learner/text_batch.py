@@ -26,6 +26,7 @@ class TokenBatch(NamedTuple):
         positions: int32, in its sequence.
         segments: int32, which sequence of its row, from 1; 0: padding.
         trained: bool, whether it was sampled and counts.
+        fresh: bool, whether the weights of now made it.
         weight: float32, what a token counts in the loss.
         advantage: float32.
         behaviour: float32, the log-probability that it was drawn with.
@@ -36,6 +37,7 @@ class TokenBatch(NamedTuple):
     positions: Any
     segments: Any
     trained: Any
+    fresh: Any
     weight: Any
     advantage: Any
     behaviour: Any
@@ -108,13 +110,14 @@ def _advantages(rewards: np.ndarray, counted: np.ndarray, config: GrpoConfig) ->
 
 
 def pack_batch(
-    sequences: Sequences, config: GrpoConfig, *, max_tokens: int, row_tokens: int, rows_multiple: int
+    sequences: Sequences, config: GrpoConfig, *, version: int, max_tokens: int, row_tokens: int, rows_multiple: int
 ) -> tuple[TokenBatch, Packing]:
     """Packed rows, and where each token lies in them.
 
     Args:
         sequences: Of the whole batch: the weights are made of all lengths.
         config: How tokens are aggregated.
+        version: Of the weights of now.
         max_tokens: The most that a completion may have, for the modes with a fixed length.
         row_tokens: L.
         rows_multiple: What R is a multiple of.
@@ -129,6 +132,7 @@ def pack_batch(
         positions=positions,
         segments=segments,
         trained=place(packing, per_token > 0),
+        fresh=place(packing, sequences.versions == version),
         weight=place(packing, per_token),
         advantage=place(packing, np.repeat(sequences.advantages, sequences.lengths)),
         behaviour=logprobs,

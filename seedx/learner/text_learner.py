@@ -141,6 +141,7 @@ class TextLearner:
         batch, _ = pack_batch(
             sequences,
             self._settings,
+            version=state.updates,
             max_tokens=shapes.max_tokens,
             row_tokens=shapes.row_tokens,
             rows_multiple=shapes.rows,
@@ -212,13 +213,13 @@ class TextLearner:
         )
 
 
-_DTYPES = (np.int32, np.int32, np.int32, bool, np.float32, np.float32, np.float32, np.float32)
+_DTYPES = (np.int32, np.int32, np.int32, bool, bool, np.float32, np.float32, np.float32, np.float32)
 
 
 def means(figures: dict[str, float]) -> dict[str, float]:
     """Figures of one update out of its sums over tokens: means, greatest values, the clip fraction."""
     tokens = max(figures["tokens"], 1.0)
-    whole = ("loss", "tokens", "gap_max", "ratio_max")
+    whole = ("loss", "tokens", "gap_max", "ratio_max", "engine_gap_max")
     named = {name: value / tokens for name, value in figures.items() if name not in (*whole, "weight_squared")}
     clipped = named["clipped_low"] + named["clipped_high"] + named["clipped_dual"]
     return {
