@@ -1,4 +1,4 @@
-"""The metrics that docs/operations.md explains."""
+"""The metrics that docs/operations.md and docs/grpo.md explain."""
 
 import re
 
@@ -6,8 +6,18 @@ from processes import ROOT
 
 
 def metrics() -> set[str]:
-    """Names in the first column of its table; there `_max` after `a_mean` stands for `a_max`."""
-    text = (ROOT / "docs" / "operations.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
+    """Names in the first columns of the tables of runs in environments."""
+    return _names("operations.md")
+
+
+def llm_metrics() -> set[str]:
+    """Of language models' runs."""
+    return _names("operations.md") | _names("grpo.md")
+
+
+def _names(document: str) -> set[str]:
+    """Names in the first column of a document's table; there `_max` after `a_mean` stands for `a_max`."""
+    text = (ROOT / "docs" / document).read_text().partition("## Metrics")[2].partition("\n## ")[0]
     names: set[str] = set()
     for row in text.partition("| name | meaning | unit |")[2].splitlines():
         name = ""
