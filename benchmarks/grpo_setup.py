@@ -18,7 +18,6 @@ from seedx import compilation_cache, sharding
 from seedx.agents.grpo import grpo_loss
 from seedx.envs.text.generation import Generation, Settings
 from seedx.envs.text.group_queue import GroupQueue
-from seedx.envs.text.group_queue import GroupQueue
 from seedx.envs.text.load import load_task
 from seedx.envs.text.prompts import PromptSource
 from seedx.envs.text.rewards import RewardPool
