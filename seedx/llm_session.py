@@ -126,7 +126,7 @@ class LlmSession:
         from seedx.weights import Weights
 
         _say("compiling")
-        self.learner.compile()
+        _say(self.learner.compile().describe())
         state = self.learner.state
         weights = Weights(state.updates, self._cast(state.params))
         self.scheduler = make_scheduler(self._config, self._setup, weights, self._crew, _say)

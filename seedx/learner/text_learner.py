@@ -53,6 +53,21 @@ class Shapes(NamedTuple):
     rows: int
 
 
+class MemoryNeeds(NamedTuple):
+    """Bytes on all devices together."""
+
+    weights: int
+    optimizer: int
+    reference: int
+    gradients: int
+    temporary: int  # intermediate results of the gradient
+
+    def describe(self) -> str:
+        """For people."""
+        parts = ", ".join(f"{name} {num_bytes / 1e6:,.1f} MB" for name, num_bytes in self._asdict().items())
+        return f"learning: {sum(self) / 1e6:,.1f} MB ({parts})"
+
+
 def rows_of_a_part(config: TextLearnerConfig, group_size: int, per_row: int, row_groups: int) -> int:
     """Rows of one of the `config.microbatches` parts that hold any batch.
 
@@ -109,25 +124,32 @@ class TextLearner:
         self._publish, self._metrics, self._run_dir = publish, metrics, run_dir
         self._programs = make_update(loss, make_optimizer(config), mesh, params)
         self._rows = sharding.split_rows(mesh)
-        self._logprobs = jax.jit(
+        self._logprobs: Any = jax.jit(
             lambda params, batch: model.logprobs(params, batch)[0],
             in_shardings=(jax.tree.map(lambda leaf: leaf.sharding, params), self._rows),
             out_shardings=self._rows,
         )
         self.init = self._programs.init
 
-    def compile(self) -> None:
-        """Compiles the programs for these shapes, by running them once on nothing."""
+    def compile(self) -> MemoryNeeds:
+        """Compiles the programs for these shapes, without running them; what an update takes of memory."""
         state, (_, row_tokens, rows) = self.state, self._shapes
-        nothing = np.zeros((rows, row_tokens), np.int32)
-        batch = TokenBatch(*[nothing.astype(dtype) for dtype in _DTYPES])
-        sums = self._gradient(batch)
+        batch = TokenBatch(*[jax.ShapeDtypeStruct((rows, row_tokens), dtype) for dtype in _DTYPES])
+        gradient = self._programs.gradient.lower(state.params, state.reference, batch)  # type: ignore[attr-defined]
+        sums, rate = gradient.out_info, jax.ShapeDtypeStruct((), np.float32)
+        step = self._programs.step.lower(  # type: ignore[attr-defined]
+            state.params, state.opt_state, sums.gradient, sums.loss, rate
+        )
+        compiled = gradient.compile()
+        self._programs = self._programs._replace(gradient=compiled, step=step.compile())
         if self._config.microbatches > 1:
-            sums = self._programs.add(sums, self._gradient(batch))
-        spare = self._programs.init(state.params)  # it will be donated
-        jax.block_until_ready(self._programs.step(state.params, spare, sums.gradient, sums.loss, np.float32(0.0)))
+            add = self._programs.add.lower(sums, sums).compile()  # type: ignore[attr-defined]
+            self._programs = self._programs._replace(add=add)
         if self._settings.old == "recomputed":
-            jax.block_until_ready(self._logprobs(state.params, self._placed(batch)))
+            self._logprobs = self._logprobs.lower(state.params, batch).compile()
+        temporary = compiled.memory_analysis().temp_size_in_bytes * self._rows.mesh.size
+        held = [sum(map(sharding.held_bytes, jax.tree.leaves(tree))) for tree in state[:3]]
+        return MemoryNeeds(*held, gradients=held[0] * (1 + (self._config.microbatches > 1)), temporary=temporary)
 
     def step(self, items: Ragged) -> None:
         """Updates on one batch of groups and publishes the result.
