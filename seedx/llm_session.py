@@ -202,7 +202,7 @@ class LlmSession:
         self._generation.start()
         if self.learner.state.updates == 0:
             self._score_before = self._score("before the first update")
-            if self._stopped():
+            if self._interrupted():
                 return
             self._save(block=True)  # so that a resume has the warm start, and the reference
         self.learning = True
@@ -224,9 +224,6 @@ class LlmSession:
         self._server.start()
         service.begin(self.scheduler, self._setup.name, self._setup.tokenizer, self._setup.chat_template)
         _say(f"the engine answers at {self._server.address}")
-
-    def _stopped(self) -> bool:
-        return self._ending.reason(self.learner.state.env_steps) is not None
 
     def _learn(self) -> str:
         """Learns until something says stop; what it was. Even a failure leaves the state of the last good update."""

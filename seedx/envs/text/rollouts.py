@@ -193,10 +193,15 @@ class Rollouts:
         self._discarded_in_a_row += 1
         self._metrics.count("rollout/discarded_groups")
         if self._discarded_in_a_row >= self._config.max_discarded * self._pace.batch_size:
-            what = "all rewards of each were equal" if len(scored) else "no reward could be computed"
+            what, remedy = "no reward could be computed", "See above why, and mend the task or its --reward settings."
+            if len(scored):
+                what = "all rewards of each were equal"
+                remedy = (
+                    "Choose harder or easier prompts or another reward, or --grpo.no-dynamic-sampling to train on "
+                    "such groups too."
+                )
             raise ConfigError(
-                f"no signal is left: the last {self._discarded_in_a_row} groups were left out, {what}. Choose harder "
-                "or easier prompts or another reward, or --no-grpo.dynamic-sampling to train on such groups too."
+                f"no signal is left: the last {self._discarded_in_a_row} groups were left out, {what}. {remedy}"
             )
 
     def _record(self, group: Group, scored: np.ndarray, has_spread: bool) -> None:

@@ -1,0 +1,112 @@
+"""Tasks for whole runs. Workers load it: no test framework, no jax."""
+
+from __future__ import annotations
+
+import time
+
+from faulty_tasks import Faulty
+
+from seedx.envs.text.task import Prompt
+
+
+class Bytes:
+    """Any model has some success: the part of a completion's characters that are below "@"."""
+
+    max_tokens = 8
+
+    def prompts(self, split):
+        return [Prompt(f"{split[:2]}{number}=") for number in range(12)]
+
+    def reward(self, prompt, completion):
+        return sum(character < "@" for character in completion) / 8
+
+
+class Slow(Bytes):
+    """Rewards wait."""
+
+    reward_waits = True
+
+    def reward(self, prompt, completion):
+        time.sleep(0.3)
+        return super().reward(prompt, completion)
+
+
+class Talking(Bytes):
+    """Answers twice."""
+
+    max_tokens = 24
+
+    def reply(self, prompt, turns):
+        return f"{len(turns)}?" if len(turns) < 3 else None
+
+
+class Broken(Faulty):
+    """The rewards of `Faulty`, one kind for every third prompt; the others count characters."""
+
+    max_tokens = 4
+
+    def __init__(self, *faults):
+        self._texts = [text for fault in faults for text in (fault, "length", "length")]
+
+    def prompts(self, split):
+        return [Prompt(text) for text in self._texts]
+
+
+class Empty(Bytes):
+    def prompts(self, split):
+        return []
+
+
+class Untested(Bytes):
+    def prompts(self, split):
+        return super().prompts(split) if split == "train" else []
+
+
+def bytes_():
+    return Bytes()
+
+
+def slow():
+    return Slow()
+
+
+def talking():
+    return Talking()
+
+
+def loops():
+    return Broken("loops")
+
+
+def raises():
+    return Broken("raises")
+
+
+def allocates():
+    return Broken("allocates")
+
+
+def dies():
+    return Broken("dies")
+
+
+def nan():
+    return Broken("nan")
+
+
+def only_nan():
+    task = Broken("nan")
+    task._texts = ["nan"]
+    return task
+
+
+def empty():
+    return Empty()
+
+
+def untested():
+    return Untested()
+
+
+def unmade():
+    raise RuntimeError("the data set is gone")
