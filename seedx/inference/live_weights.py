@@ -24,6 +24,7 @@ from seedx.weights import Weights
 
 _VERSIONS = 2**31  # tokens carry theirs as int32
 _SHOWN = 8  # mismatches in a message
+_CHECKED_BYTES = 64 * 2**20  # that are looked at for what is not finite in one launch
 
 
 class LiveWeights:
@@ -45,7 +46,7 @@ class LiveWeights:
     def __init__(self, engine: Engine, weights: Weights) -> None:
         check_version(weights.version)
         self._engine = engine
-        self._finite = jax.jit(lambda leaf: jnp.all(jnp.isfinite(leaf)))
+        self._finite = jax.jit(lambda leaves: jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])))
         self._publishing = threading.Lock()
         self._lock = threading.Lock()  # of which versions are held
         self._newest = weights.version
@@ -108,11 +109,21 @@ class LiveWeights:
         return ready, self._meter.measure(placed.params, ready)
 
     def _check_finite(self, weights: Weights) -> None:
-        for leaf in jax.tree.leaves(weights.params):  # one by one: between them decoding has its turn
+        for leaves in _parts(jax.tree.leaves(weights.params)):  # between them decoding has its turn
             with self._engine.launching:
-                finite = self._finite(leaf)
+                finite = self._finite(leaves)
             if not bool(finite):
                 raise ValueError(f"version {weights.version} has weights that are NaN or infinite; it is not used.")
+
+
+def _parts(leaves: list[jax.Array]) -> list[list[jax.Array]]:
+    """Leaves that are looked at together: few large ones, or many small ones."""
+    parts: list[list[jax.Array]] = [[]]
+    for leaf in leaves:
+        if parts[-1] and sum(other.nbytes for other in parts[-1]) + leaf.nbytes > _CHECKED_BYTES:
+            parts.append([])
+        parts[-1].append(leaf)
+    return parts
 
 
 def check_version(version: int) -> None:
