@@ -5,6 +5,7 @@ import json
 import re
 import signal
 
+import documented
 import grpc
 import pytest
 from processes import QUICK, Processes, last
@@ -186,6 +187,7 @@ def test_tokens_are_no_staler_than_allowed_and_the_run_directory_has_all(process
         "decode/occupancy",
     ):
         assert name in names
+    assert names <= documented.llm_metrics()
     assert max(values(run_dir, "learner/engine_gap_max")) < 1e-4
     assert not {name for name in names if name in ("replay/repeated_groups", "rollout/lost_groups")}
 
