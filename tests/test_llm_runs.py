@@ -5,16 +5,20 @@ import json
 import re
 import signal
 
+import documented
 import grpc
 import pytest
 from processes import QUICK, Processes, last
-from reverb_harness import find_uv
+from reverb_harness import Launched, find_uv, table_info
 from test_end_to_end import assert_bit_equal
 
+from seedx import cli
 from seedx.checkpoint import load_params
 from seedx.inference import decode_pb2 as pb
 from seedx.inference.decode_client import gather, generate
 from seedx.inference.security import Access
+from seedx.program import tables_json
+from seedx.replay.description import TABLE
 from seedx.rundir import newest_update
 from seedx.runlog import SUMMARY_KEYS, read_rows
 
@@ -186,6 +190,7 @@ def test_tokens_are_no_staler_than_allowed_and_the_run_directory_has_all(process
         "decode/occupancy",
     ):
         assert name in names
+    assert names <= documented.llm_metrics()
     assert max(values(run_dir, "learner/engine_gap_max")) < 1e-4
     assert not {name for name in names if name in ("replay/repeated_groups", "rollout/lost_groups")}
 
@@ -424,6 +429,33 @@ def test_a_run_through_reverb_learns_from_the_same_groups_in_the_same_order(proc
     assert through.metadata["position"] == whole.metadata["position"]
     assert_bit_equal(through.params, whole.params)
     assert not values(run_dir, "replay/repeated_groups")
+
+
+@pytest.mark.external
+def test_a_resumed_run_passes_over_the_groups_that_it_left_in_a_server(processes, tmp_path):
+    run_dir, flags = tmp_path / "run", (*TINY, "--max-staleness", "2")
+    server = Launched(processes, json.loads(tables_json(cli.parse([*flags])))[0])
+    server.serve()
+    run = start(processes, run_dir, *flags, "--checkpoint.interval-s", "0.01", "--replay", f"reverb://{server.address}")
+    run.until(lambda: newest_update(run_dir) >= 3, "a checkpoint")
+    [learner] = processes.alive("seedx.run", "learner")
+
+    def stopped_with_groups():
+        learner.suspend()
+        if not (size := table_info(server.address, TABLE).current_size):
+            learner.resume()
+        return size
+
+    left = run.until(stopped_with_groups, "groups in the server")
+    learner.kill()
+    assert run.wait() == 137, run.said
+    saved = newest_update(run_dir)
+    resumed = start(processes, run_dir, "--resume", "--steps", str(4 * (saved + 6)))
+    assert resumed.wait(300) == 0, resumed.said
+    assert load_params(run_dir).metadata["position"] == 2 * (saved + 6)
+    assert last(run_dir, "replay/foreign_groups") == left
+    assert f"begins with {left:,} items that are not its own, and passes over them" in resumed.out
+    assert max(values(run_dir, "learner/lag_updates_max")) <= 2
 
 
 @pytest.mark.external

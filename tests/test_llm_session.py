@@ -1,0 +1,145 @@
+"""Parts of an LLM run's process: how it closes, what it lets people read, and its warm start on few prompts."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from decode_harness import CONFIG
+from processes import ROOT
+from rollout_harness import Alphabet, Words
+
+from seedx import llm_warm_start, sharding
+from seedx.checks import ConfigError
+from seedx.envs.text.group import Group, Sample
+from seedx.envs.text.prompts import PromptSource
+from seedx.envs.text.sample_log import SampleLog
+from seedx.envs.text.task import Prompt
+from seedx.grpo_config import GrpoConfig, TextLearnerConfig, WarmStartConfig
+from seedx.learner.token_logprobs import Model
+from seedx.llm_config import LlmConfig
+from seedx.llm_session import LlmSession
+from seedx.llm_setup import Setup, completions_ahead
+from seedx.threads import Crew
+
+# ---- the end
+
+
+def test_what_rollouts_are_still_at_is_closed_after_they_were_stopped(tmp_path):
+    """Else a reward that is cancelled, or a pool that takes no more, would be a failure: of a run that ended well."""
+    crew, closed = Crew(), []
+    session = LlmSession(LlmConfig(), tmp_path, False, crew, [])
+
+    def close(name):
+        return lambda *_: closed.append((name, crew.stop.is_set()))
+
+    session._checkpointer = SimpleNamespace(close=close("checkpointer"))
+    session._reporter = SimpleNamespace(finish=close("reporter"))
+    session._server = SimpleNamespace(stop=close("server"))
+    session._pool = SimpleNamespace(close=close("pool"))
+    session.replay = SimpleNamespace(close=close("replay"))
+    session._finish("steps")
+    assert closed == [
+        ("checkpointer", False),
+        ("reporter", False),
+        ("server", True),
+        ("pool", True),
+        ("replay", True),
+    ]
+    assert crew.failure is None
+
+
+def test_all_completions_of_a_run_may_wait_for_a_reward_and_those_of_an_evaluation_too():
+    large = LlmConfig(max_staleness=7, grpo=GrpoConfig(group_size=16), learner=TextLearnerConfig(batch_size=512))
+    assert completions_ahead(large) == 8 * 512 * 16 + 256
+
+
+# ---- samples
+
+
+def group_of(*texts, reward=1.0):
+    one = np.ones(1, np.int32)
+    return Group(
+        3,
+        one,
+        [Sample(one, one > 0, one.astype(np.float32), one, "stop", text, {"right": 1.0}, reward) for text in texts],
+    )
+
+
+def test_samples_are_lines_of_json_and_a_page_that_shows_texts_as_they_are(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("seedx.envs.text.sample_log.time.monotonic", lambda: now[0])
+    log = SampleLog(tmp_path, lambda group: "<b>2+2=</b>", "a & b")
+    log.add(group_of("<script>4</script>", "five\n€\ufffd"), 7)
+    now[0] += 1
+    log.add(group_of("too soon"), 8)
+    now[0] += 5
+    log.add(group_of("later", reward=float("nan")), 9)
+    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert [row["updates"] for row in rows] == [7, 9]
+    assert rows[0]["prompt"] == "<b>2+2=</b>"
+    assert rows[0]["completions"][1] == {
+        "text": "five\n€\ufffd",
+        "reward": 1.0,
+        "scores": {"right": 1.0},
+        "tokens": 1,
+        "finish_reason": "stop",
+    }
+    assert rows[1]["completions"][0]["reward"] is None
+    page = (tmp_path / "samples.html").read_text(encoding="utf-8")
+    for words in ("&lt;script&gt;4&lt;/script&gt;", "&lt;b&gt;2+2=&lt;/b&gt;", "a &amp; b", "€\ufffd", "not scored"):
+        assert words in page
+    assert "<script>" not in page
+    assert page.index("later") < page.index("five")  # the newest first
+
+
+def test_samples_are_utf8_whatever_the_locale(tmp_path):
+    script = f"""
+import locale, sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+assert locale.getpreferredencoding(False).upper() not in ("UTF-8", "UTF8")
+from seedx.envs.text.group import Group
+from seedx.envs.text.sample_log import SampleLog
+SampleLog(Path({str(tmp_path)!r}), lambda group: "\\ufffd", "t").add(Group(0, None, []), 1)
+"""
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", script], env=env, check=True, timeout=100)
+    assert "\ufffd" in (tmp_path / "samples.html").read_text(encoding="utf-8")
+
+
+# ---- warm start
+
+
+def batches_of(monkeypatch, prompts, count):
+    """What a warm start learns from in its first updates, four texts in each; prompts have up to five tokens."""
+    batches = []
+
+    def learn(model, wanted, params, shown, **_):
+        batches.extend(shown(i) for i in range(count))
+        return params
+
+    monkeypatch.setattr(llm_warm_start, "warm_start", learn)
+    task = Words()
+    task._prompts = prompts
+    setup = Setup(task, "tiny", CONFIG, Alphabet(), None, sharding.serve_mesh(), 5, 4, contextlib.nullcontext())
+    config = LlmConfig(warm_start=WarmStartConfig(reward=0.5, batch_size=4))
+    source = PromptSource(prompts, 1)
+    llm_warm_start.warm_started(config, setup, source, Model(CONFIG), {}, lambda: False, lambda _: None)
+    return batches
+
+
+def test_a_warm_start_takes_few_prompts_as_often_as_it_needs(monkeypatch):
+    batches = batches_of(monkeypatch, [Prompt("AB", answer="B"), Prompt("C" * 6, answer="B")], count=100)
+    assert [len(batch) for batch in batches] == [4] * 100
+    texts = [text for batch in batches for text in batch]
+    assert all(tokens == [1, 2, 2, 0] and own == [False, False, True, True] for tokens, own in texts)
+
+
+def test_a_warm_start_on_prompts_that_do_not_fit_says_so(monkeypatch):
+    with pytest.raises(ConfigError, match="that fit"):
+        batches_of(monkeypatch, [Prompt("A" * 6, answer="B"), Prompt("E", answer="F" * 9)], count=1)
