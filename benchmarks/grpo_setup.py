@@ -35,7 +35,7 @@ from seedx.weights import Weights
 
 GROUPS, GROUP_SIZE, NEW_TOKENS = 8, 8, 64
 TOKENS = GROUPS * GROUP_SIZE * NEW_TOKENS
-LEARNER = TextLearnerConfig(batch_size=GROUPS, learning_rate=1e-5)
+LEARNER = TextLearnerConfig(batch_size=GROUPS, microbatches=1, learning_rate=1e-5)
 
 
 class Letters:

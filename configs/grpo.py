@@ -19,7 +19,7 @@ def config() -> LlmConfig:
         model="tiny",
         stop_at_reward=0.93,
         grpo=GrpoConfig(group_size=8, dynamic_sampling=True),
-        learner=TextLearnerConfig(batch_size=16, learning_rate=1e-4),
+        learner=TextLearnerConfig(batch_size=16, microbatches=1, learning_rate=1e-4),
         warm_start=WarmStartConfig(reward=0.3),
         metrics=MetricsConfig(return_window=2048),
     )

@@ -50,8 +50,10 @@ def evaluate_llm(
     config = from_json(json.dumps(checkpoint.metadata["config"]))  # what the parameters were trained with
     assert isinstance(config, LlmConfig)
     samples = dataclasses.replace(config.held_out, num_samples=num_samples)
-    config = dataclasses.replace(config, task=task or config.task, held_out=samples)
-    setup, _ = set_up(config)
+    unshaped = dataclasses.replace(config.grpo, overlong_tokens=0)
+    config = dataclasses.replace(config, task=task or config.task, held_out=samples, grpo=unshaped)
+    setup, initial = set_up(config)
+    del initial  # there is no room for both
     prompts = setup.task.prompts("test")
     require(len(prompts) > 0, f"task {config.task} has no test prompts.")
     params = jax.device_put(checkpoint.params, layout_of(setup.config, setup.mesh))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from seedx.checks import not_negative, positive, require
+from seedx.device_config import parse_bytes
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class TextLearnerConfig:
     """
 
     batch_size: int = 8
-    microbatches: int = 1
+    microbatches: int = 4
     row_tokens: int = 0
     learning_rate: float = 1e-5
     warmup_updates: int = 0
@@ -195,3 +196,4 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         positive(self, "max_concurrent", "steps_per_dispatch")
+        parse_bytes(self.memory_budget, "--decode.memory-budget")

@@ -71,6 +71,7 @@ class LlmConfig:
     def __post_init__(self) -> None:
         finite(self)
         require(self.agent in AGENTS, f"agent ({self.agent!r}) of an LLM run must be one of {', '.join(AGENTS)}.")
+        require(self.model != "", "model ('') is empty; give tiny, smollm2, a file, a directory or hf://org/name.")
         require(self.run_dir != "", "run_dir ('') must name a directory; leave --run-dir out for the default one.")
         not_negative(self, "max_staleness")
         require(self.steps is None or self.steps > 0, f"steps ({self.steps}) must be positive.")

@@ -27,7 +27,7 @@ class LlmSession:
 
     Attributes:
         learning: Whether there is something to save.
-        saving_since: When the last checkpoint was begun, on the monotonic clock; -inf while none is being written.
+        saving_since: When the last update or checkpoint was begun, on the monotonic clock; -inf between them.
     """
 
     def __init__(self, config: LlmConfig, run_dir: Path, resume: bool, crew: Crew, signals: list[int]) -> None:
@@ -69,6 +69,8 @@ class LlmSession:
             from seedx.llm_setup import caster, set_up
         except ModuleNotFoundError as error:
             raise ConfigError(f"--agent grpo needs {error.name}: pip install -e '.[llm]' -c constraints.txt") from error
+        if config.serve_port is not None:
+            self._listen()
         _say(f"loading {config.model}")
         self._setup, self._initial_params = set_up(config)
         self._source = PromptSource(self._setup.task.prompts("train"), config.seed)
@@ -108,15 +110,15 @@ class LlmSession:
             self._checkpointer = Checkpointer(self._run_dir, keep=config.checkpoint.keep)
         except PermissionError as error:
             raise ConfigError(str(error)) from error
+        resume = self._resume and self._checkpointer.any()
+        if config.warm_start.reward and not resume:
+            params = warm_started(config, setup, self._source, self._policy, params, self._interrupted, _say)
         reference = params if config.grpo.kl_cost else None
         state = TextState(params, self.learner.init(params), reference, 0, 0, 0, 0)
         self._earlier_rewards: list[float] = []
-        if self._resume and self._checkpointer.any():
+        if resume:
             state, progress = resume_llm_run(self._checkpointer, state)
             self._seconds_before, self._score_before, self._earlier_rewards = progress
-        elif config.warm_start.reward:
-            params = warm_started(config, setup, self._source, self._policy, params, self._interrupted, _say)
-            state = state._replace(params=params, reference=params if config.grpo.kl_cost else None)
         self.learner.state = state
         self._first_update = state.updates
 
@@ -140,6 +142,7 @@ class LlmSession:
         from seedx.llm_setup import completions_ahead
         from seedx.llm_view import LLM_VIEW
         from seedx.llm_warnings import Warnings
+        from seedx.profiling import ProfileWindow
         from seedx.replay.build import make_replay
         from seedx.report import Reporter
 
@@ -182,6 +185,7 @@ class LlmSession:
             ("updates", "env_steps", "completion_tokens"), (state.updates, state.env_steps, state.tokens), strict=True
         ):
             self._metrics.count(name, value)
+        self._profile = ProfileWindow(config.metrics, self._run_dir)
         self._reporter = Reporter(
             config,
             self._run_dir,
@@ -196,33 +200,36 @@ class LlmSession:
     # ---- running
 
     def _start(self) -> None:
-        config = self._config
         spare_the_collector()
         self.scheduler.start()
         self._generation.start()
-        if self.learner.state.updates == 0:
-            self._score_before = self._score("before the first update")
-            if self._interrupted():
-                return
-            self._save(block=True)  # so that a resume has the warm start, and the reference
         self.learning = True
-        if config.serve_port is not None:
-            self._serve(config.serve_port)
+        if self.learner.state.updates == 0:
+            self._save(block=True)  # so that a resume has the warm start, and the reference
+            self._score_before = self._score("before the first update")
+        if self._server is not None:
+            self._answer()
         self._reporter.start(self._opening())
         self._crew.spawn("report", self._reporter.loop)
         self._rollouts.start(self._groups)
 
-    def _serve(self, port: int) -> None:
-        """The learner's engine answers others too."""
+    def _listen(self) -> None:
+        """Binds the port at which the engine answers others once it is there."""
         from seedx.inference.decode_metrics import DecodeMetrics
         from seedx.inference.decode_server import DecodeServer
         from seedx.inference.decode_service import DecodeService
         from seedx.inference.security import Access
 
-        service = DecodeService(DecodeMetrics())
-        self._server = DecodeServer(service, f"localhost:{port}", None, Access(), self._crew.fail)
+        self._service = DecodeService(DecodeMetrics())
+        address = f"localhost:{self._config.serve_port}"
+        self._server = DecodeServer(self._service, address, None, Access(), self._crew.fail)
         self._server.start()
-        service.begin(self.scheduler, self._setup.name, self._setup.tokenizer, self._setup.chat_template)
+
+    def _answer(self) -> None:
+        from seedx.inference.guests import Guests
+
+        setup = self._setup
+        self._service.begin(Guests(self.scheduler), setup.name, setup.tokenizer, setup.chat_template)
         _say(f"the engine answers at {self._server.address}")
 
     def _learn(self) -> str:
@@ -235,7 +242,10 @@ class LlmSession:
                 if items is None:
                     continue
                 solved = self._ending.is_solved(*self._rollouts.mean_reward())
+                self.saving_since = time.monotonic()  # an update of a large model is not cut short either
                 learner.step(items)
+                self.saving_since = -math.inf
+                self._profile.tick()
                 interval = config.held_out.interval_updates
                 if interval and learner.state.updates % interval == 0:
                     score = self._score(f"after {learner.state.updates:,} updates")
@@ -347,9 +357,12 @@ class LlmSession:
                 self.saving_since = -math.inf
                 if reason in ("solved", "steps", "seconds"):
                     self._score_after = self._score("after the last update")
+        except BaseException as error:
+            self._crew.fail(error)  # before the crew stops, after which nothing counts as a failure
         finally:
             self._checkpointer.close()
             self.saving_since = -math.inf
+            self._profile.close()
             self._reporter.finish(reason)
             self._crew.stop.set()  # before what rollouts are still at is closed, which would be a failure to them
             if self._server is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +19,13 @@ from seedx.device_config import parse_bytes
 from seedx.envs.text.encode import encode_prompt
 from seedx.envs.text.held_out import AT_A_TIME
 from seedx.envs.text.load import load_task
+from seedx.envs.text.sandbox_process import MODE
 from seedx.envs.text.task import Prompt, Task
 from seedx.inference.engine import Engine
+from seedx.inference.load_engine import memory_of
 from seedx.inference.memory_plan import plan_memory
 from seedx.inference.scheduler import Limits, Scheduler
 from seedx.llm_config import LlmConfig
-from seedx.memory import memory_bytes
 from seedx.networks import transformer
 from seedx.networks.model_source import open_model
 from seedx.networks.transformer_config import TransformerConfig
@@ -82,6 +84,7 @@ def set_up(config: LlmConfig) -> tuple[Setup, Tree]:
     """
     compilation_cache.use()
     rollout = config.rollout
+    os.environ[MODE] = config.reward.sandbox  # for tasks that look whether the sandbox can be had
     task = load_task(config.task)
     mesh = sharding.whole_mesh(config.mesh, config.decode.max_concurrent)
     model = open_model(config.model, "float32", lambda found: layout_of(found, mesh), seed=config.seed)
@@ -142,7 +145,13 @@ def make_scheduler(
         say: Told how memory is used.
     """
     given = parse_bytes(config.decode.memory_budget, "--decode.memory-budget")
-    budget = memory_bytes() // 4 if given is None else given
+    memory = memory_of(setup.mesh)
+    budget = memory // 4 if given is None else given
+    require(
+        budget <= memory,
+        f"--decode.memory-budget ({config.decode.memory_budget}) is more than the memory there is ({memory / 1e9:.1f} "
+        "GB); give less, or leave it out for a quarter of it.",
+    )
     plan = plan_memory(
         setup.config,
         weights.params,

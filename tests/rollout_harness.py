@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -152,4 +153,4 @@ def expire(generation: Generation, position: int) -> None:
     job = until(
         lambda: next((job for job in list(generation._generating) if job.position == position), None), "the group", S
     )
-    job.deadline = 0.0
+    job.asked_at = generation._heard_at = -math.inf

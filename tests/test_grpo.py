@@ -92,7 +92,7 @@ def token_loss(config, lp, stopped, old, behaviour, ref, entropy, advantage, mea
             weight = 0.0 if bounded else weight
     loss = weight * loss - config.entropy_cost * entropy
     if config.kl_cost:
-        loss += config.kl_cost * kl(config.kl, lp, stopped, ref, old)
+        loss += config.kl_cost * kl(config.kl, lp, stopped, ref, behaviour)
     clips, away = config.loss != "cispo", stopped - ref
     return loss, {
         **({"kl_reference": np.exp(-away) - 1 + away} if config.kl_cost else {}),

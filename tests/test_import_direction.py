@@ -56,6 +56,7 @@ LAYERS = [
         "reverb_address",
         "tokenizer",
     },
+    {"device_config"},
     {"checks"},
 ]
 ACROSS = {
@@ -72,6 +73,7 @@ ACROSS = {
     ("envs.text.rollouts", "inference.scheduler"),
     ("envs.text.track", "inference.requests"),
     ("envs.text.rollouts", "learner.advantages"),
+    ("envs.text.rollouts", "learner.text_batch"),
     ("learner.batches", "replay.patience"),
     ("learner.batches", "replay.replay"),
     ("learner.text_batch", "replay.items"),

@@ -38,6 +38,7 @@ def test_what_rollouts_are_still_at_is_closed_after_they_were_stopped(tmp_path):
         return lambda *_: closed.append((name, crew.stop.is_set()))
 
     session._checkpointer = SimpleNamespace(close=close("checkpointer"))
+    session._profile = SimpleNamespace(close=close("profile"))
     session._reporter = SimpleNamespace(finish=close("reporter"))
     session._server = SimpleNamespace(stop=close("server"))
     session._pool = SimpleNamespace(close=close("pool"))
@@ -45,12 +46,28 @@ def test_what_rollouts_are_still_at_is_closed_after_they_were_stopped(tmp_path):
     session._finish("steps")
     assert closed == [
         ("checkpointer", False),
+        ("profile", False),
         ("reporter", False),
         ("server", True),
         ("pool", True),
         ("replay", True),
     ]
     assert crew.failure is None
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_a_failure_though_the_crew_stops(tmp_path):
+    crew = Crew()
+    session = LlmSession(LlmConfig(), tmp_path, False, crew, [])
+
+    def full(**_):
+        raise OSError("no space left")
+
+    nothing = SimpleNamespace(close=lambda: None, finish=lambda _: None)
+    session._checkpointer = session._profile = session._reporter = session._pool = session.replay = nothing
+    session._save, session.learning = full, True
+    session._finish("steps")
+    assert isinstance(crew.failure, OSError)
+    assert crew.stop.is_set()
 
 
 def test_all_completions_of_a_run_may_wait_for_a_reward_and_those_of_an_evaluation_too():

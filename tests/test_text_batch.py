@@ -138,7 +138,7 @@ def test_packed_rows_hold_the_sequences(row_tokens):
     sequences = sequences_of(random_items(1), config)
     batch, packing = packed(random_items(1), config, max_tokens=8, row_tokens=row_tokens, rows_multiple=3)
     shape = (packing.num_rows, row_tokens)
-    dtypes = (np.int32, np.int32, np.int32, bool, np.float32, np.float32, np.float32, np.float32)
+    dtypes = (np.int32, np.int32, np.int32, bool, bool, np.float32, np.float32, np.float32, np.float32)
     assert [(leaf.shape, leaf.dtype) for leaf in batch] == [(shape, dtype) for dtype in dtypes]
     assert packing.num_rows % 3 == 0
     np.testing.assert_array_equal(take(packing, batch.tokens), sequences.tokens)
@@ -172,3 +172,13 @@ def test_groups_come_out_of_a_replay_as_they_were():
     for a, b in zip(got, want, strict=True):
         for name in a._fields:
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+
+
+def test_a_completion_that_went_on_over_a_swap_is_not_fresh():
+    """Its new tokens look back on keys and values of the old weights."""
+    items = items_of(([1], [Completion([2, 3, 4], 1.0, version=7), Completion([5, 6, 7], 0.0, version=7)]))
+    items.rows["version"][np.flatnonzero(items.rows["token"] == 5)] = 6
+    batch, _ = pack_batch(
+        sequences_of(items, GrpoConfig()), GrpoConfig(), version=7, max_tokens=3, row_tokens=4, rows_multiple=1
+    )
+    assert sorted(batch.tokens[batch.fresh & batch.trained].tolist()) == [2, 3, 4]

@@ -45,7 +45,7 @@ def grpo_loss(
     sums["entropy"] = jax.lax.stop_gradient(jnp.sum(entropy))
     if config.kl_cost:
         wanted = jax.lax.stop_gradient(model.logprobs(reference, batch)[0])
-        kl = kl_terms(config.kl, logprobs, wanted, mask, batch.old)
+        kl = kl_terms(config.kl, logprobs, wanted, mask, batch.behaviour)
         total += config.kl_cost * kl
         sums["kl_reference"] = jnp.sum(jax.lax.stop_gradient(kl_terms("k3", logprobs, wanted, mask)))
     return jnp.sum(total * weight), sums

@@ -116,9 +116,9 @@ class LiveWeights:
                 raise ValueError(f"version {weights.version} has weights that are NaN or infinite; it is not used.")
 
 
-def _parts(leaves: list[jax.Array]) -> list[list[jax.Array]]:
+def _parts(leaves: list[Tree]) -> list[list[Tree]]:
     """Leaves that are looked at together: few large ones, or many small ones."""
-    parts: list[list[jax.Array]] = [[]]
+    parts: list[list[Tree]] = [[]]
     for leaf in leaves:
         if parts[-1] and sum(other.nbytes for other in parts[-1]) + leaf.nbytes > _CHECKED_BYTES:
             parts.append([])

@@ -104,7 +104,7 @@ def _budget_bytes(config: EngineConfig, mesh: Mesh) -> int:
     Raises:
         ConfigError: it is more than there is.
     """
-    memory, given = _memory_bytes(mesh), config.budget_bytes
+    memory, given = memory_of(mesh), config.budget_bytes
     if given is None:
         return memory // 2
     require(
@@ -115,7 +115,7 @@ def _budget_bytes(config: EngineConfig, mesh: Mesh) -> int:
     return given
 
 
-def _memory_bytes(mesh: Mesh) -> int:
+def memory_of(mesh: Mesh) -> int:
     """Of all devices, or of this process where these say nothing."""
     limits = [(device.memory_stats() or {}).get("bytes_limit", 0) for device in mesh.devices.flat]
     return sum(limits) if all(limits) else memory_bytes()

@@ -26,7 +26,8 @@ class TokenBatch(NamedTuple):
         positions: int32, in its sequence.
         segments: int32, which sequence of its row, from 1; 0: padding.
         trained: bool, whether it was sampled and counts.
-        fresh: bool, whether the weights of now made it.
+        fresh: bool, whether the weights of now made its whole completion: after a swap, what older ones left in the
+            cache counts in every token that follows.
         weight: float32, what a token counts in the loss.
         advantage: float32.
         behaviour: float32, the log-probability that it was drawn with.
@@ -66,6 +67,11 @@ class Sequences(NamedTuple):
     counted: np.ndarray
 
 
+def used(rewards: np.ndarray, truncated: np.ndarray, config: GrpoConfig) -> np.ndarray:
+    """Which completions count, in their group's mean and in the loss; of any shape."""
+    return ~np.isnan(rewards) & ~(truncated & config.mask_truncated)
+
+
 def sequences_of(items: Ragged, config: GrpoConfig) -> Sequences:
     """The sequences of P groups, with their advantages."""
     rewards, lengths = items.state["reward"], items.state["lengths"]
@@ -82,9 +88,7 @@ def sequences_of(items: Ragged, config: GrpoConfig) -> Sequences:
     )
     lengths = np.array([len(part) for part in order], np.int64)
     starts = np.cumsum(lengths) - lengths
-    left_out = np.isnan(rewards)
-    if config.mask_truncated:
-        left_out |= items.state["truncated"]
+    left_out = ~used(rewards, items.state["truncated"], config)
     counted = np.where(left_out.ravel(), 0, np.add.reduceat(sampled.astype(np.int64), starts))
     advantages = _advantages(np.where(left_out, np.nan, rewards), counted, config)
     return Sequences(lengths, tokens, sampled, logprobs, versions, advantages, counted)
@@ -132,13 +136,19 @@ def pack_batch(
         positions=positions,
         segments=segments,
         trained=place(packing, per_token > 0),
-        fresh=place(packing, sequences.versions == version),
+        fresh=place(packing, np.repeat(_is_fresh(sequences, version), sequences.lengths)),
         weight=place(packing, per_token),
         advantage=place(packing, np.repeat(sequences.advantages, sequences.lengths)),
         behaviour=logprobs,
         old=logprobs,
     )
     return batch, packing
+
+
+def _is_fresh(sequences: Sequences, version: int) -> np.ndarray:
+    """Whether all sampled tokens of a sequence have this version, bool `[N]`."""
+    starts = np.cumsum(sequences.lengths) - sequences.lengths
+    return np.logical_and.reduceat((sequences.versions == version) | ~sequences.sampled, starts)
 
 
 def sequence_ids(batch: TokenBatch) -> tuple[Array, int]:

@@ -64,13 +64,14 @@ class _Job:
     tokens: tuple[int, ...]
     group_size: int
     seed: int
+    shaped: bool
     future: Future[Group]
     tracks: list[Track] = field(default_factory=list)
     handles: set[Handle] = field(default_factory=set)  # of this attempt; those of earlier ones are ignored
     postponed: int = 0  # turns of this attempt that the scheduler has had no room for
     unscored: int = 0  # rewards that are still computed
     attempt: int = 0
-    deadline: float = math.inf
+    asked_at: float = math.inf
 
 
 class _Postponed(NamedTuple):
@@ -113,6 +114,7 @@ class Generation:
         self._settings, self._metrics, self._crew = settings, metrics, crew
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # a few for each job
         self._generating: set[_Job] = set()
+        self._heard_at = -math.inf  # the end of a turn
         self._postponed: list[_Postponed] = []
 
     def start(self) -> None:
@@ -120,7 +122,14 @@ class Generation:
         self._crew.spawn("generation", self._loop)
 
     def begin(
-        self, position: int, prompt: Prompt, tokens: tuple[int, ...], seed: int, group_size: int | None = None
+        self,
+        position: int,
+        prompt: Prompt,
+        tokens: tuple[int, ...],
+        seed: int,
+        group_size: int | None = None,
+        *,
+        shaped: bool = True,
     ) -> Future[Group]:
         """Asks for a group.
 
@@ -130,11 +139,12 @@ class Generation:
             tokens: The prompt as the model reads it.
             seed: Of the whole group, 0 to 2**64 - 1.
             group_size: Completions; None: those of the settings.
+            shaped: Whether long completions are punished, as the settings say.
 
         Raises:
             What `Scheduler.submit` raises, but for QueueFullError: then the group waits for room.
         """
-        job = _Job(position, prompt, tokens, group_size or self._settings.group_size, seed, Future())
+        job = _Job(position, prompt, tokens, group_size or self._settings.group_size, seed, shaped, Future())
         self._events.put(lambda: self._generating.add(job))  # before anything can come back
         self._ask(job)
         return job.future
@@ -158,9 +168,9 @@ class Generation:
     def _ask(self, job: _Job) -> None:
         """Asks for the first turn of all completions."""
         job.tracks = [Track() for _ in range(job.group_size)]
-        job.handles, job.postponed, job.deadline = set(), 0, math.inf
+        job.handles, job.postponed, job.asked_at = set(), 0, math.inf
         self._submit(job, job.tokens, job.seed, job.tracks)
-        job.deadline = time.monotonic() + self._settings.timeout_s  # not before it is asked for, perhaps by our caller
+        job.asked_at = time.monotonic()  # not before it is asked for, perhaps by our caller
 
     def _submit(self, job: _Job, prompt: tuple[int, ...], seed: int, tracks: list[Track]) -> None:
         request = Request(
@@ -196,9 +206,12 @@ class Generation:
         if handle not in job.handles:
             return
         job.handles.remove(handle)
+        self._heard_at = time.monotonic()
         completions = handle.result(0.0)
-        if any(completion.finish_reason not in REASONS for completion in completions):
-            self._lost(job, f"ended with {completions[0].finish_reason!r}")
+        cut = [completion.finish_reason for completion in completions if completion.finish_reason not in REASONS]
+        if cut:
+            if not self._crew.stop.is_set():
+                self._lost(job, f"ended with {cut[0]!r}")
             return
         for track, completion in zip(tracks, completions, strict=True):
             track.add(completion)
@@ -237,9 +250,11 @@ class Generation:
         self._ask(job)
 
     def _expire(self) -> None:
-        now = time.monotonic()
-        for job in [job for job in self._generating if job.deadline < now]:
-            self._lost(job, f"was not complete after {self._settings.timeout_s:g} s")
+        """Asks again for groups that are overdue, counted from when a turn was over last: others go first."""
+        before = time.monotonic() - self._settings.timeout_s
+        if self._heard_at < before:
+            for job in [job for job in self._generating if job.asked_at < before]:
+                self._lost(job, f"was not complete after {self._settings.timeout_s:g} s")
 
     # ---- scoring
 
@@ -255,15 +270,15 @@ class Generation:
         track.scores = future.result(0.0)
         job.unscored -= 1
         if not job.unscored:
-            samples = [track.sample(self._reward(track)) for track in job.tracks]
+            samples = [track.sample(self._reward(track, job.shaped)) for track in job.tracks]
             job.future.set_result(Group(job.position, np.array(job.tokens, np.int32), samples))
 
-    def _reward(self, track: Track) -> float:
+    def _reward(self, track: Track, shaped: bool) -> float:
         """The weighted sum of its scores; NaN if there are none, or it is nothing that a float32 can hold."""
         if track.scores is None:
             return math.nan
         reward = sum(self._weights.get(name, 1.0) * score for name, score in track.scores.items())
-        reward += self._overlong(track.length)
+        reward += self._overlong(track.length) if shaped else 0.0
         if abs(reward) > _GREATEST:
             self._metrics.count("rollout/unusable_rewards")
             return math.nan

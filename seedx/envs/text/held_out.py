@@ -87,7 +87,7 @@ def held_out(
     for first in range(0, len(kept), at_a_time):
         with scheduler.together():
             futures = [
-                generation.begin(i, prompt, tokens, seed_of(seed, _SALT, i), num_samples)
+                generation.begin(i, prompt, tokens, seed_of(seed, _SALT, i), num_samples, shaped=False)
                 for i, (prompt, tokens) in enumerate(kept[first : first + at_a_time], first)
             ]
         for future in futures:

@@ -112,6 +112,9 @@ class RewardPool:
         try:
             while not (self._closed or self._crew.stop.is_set()):
                 self._round()
+        except BaseException as error:
+            self._crew.fail(error)  # before anybody sees a pool that is closed, which is no more than the consequence
+            raise
         finally:
             with self._lock:
                 self._closed = True

@@ -30,6 +30,7 @@ from seedx.envs.text.task import Prompt
 from seedx.grpo_config import GrpoConfig
 from seedx.inference.scheduler import Scheduler
 from seedx.learner.advantages import spread
+from seedx.learner.text_batch import used
 from seedx.metrics import Metrics
 from seedx.threads import Crew
 
@@ -182,7 +183,8 @@ class Rollouts:
         """The next group in the order is scored."""
         rewards = np.array([sample.reward for sample in group.samples])
         scored = rewards[~np.isnan(rewards)]
-        has_spread = bool(spread(rewards[None])[0])
+        truncated = np.array([sample.finish_reason == "length" for sample in group.samples])
+        has_spread = bool(spread(np.where(used(rewards, truncated, self._config), rewards, np.nan)[None])[0])
         self._record(group, scored, has_spread)
         self._told(group)
         if len(scored) and (has_spread or not self._config.dynamic_sampling):

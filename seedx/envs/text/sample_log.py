@@ -14,6 +14,7 @@ from pathlib import Path
 from seedx.envs.text.group import Group
 
 _INTERVAL_S = 5.0
+_AT_MOST = 500  # then rarer and rarer: a day's file must not fill the disk
 _SHOWN_GROUPS = 50
 _STYLE = (
     "body{font:15px system-ui;margin:2em;max-width:70em}pre{white-space:pre-wrap;margin:.2em 0}"
@@ -35,7 +36,7 @@ class SampleLog:
         self._path, self._page = run_dir / "samples.jsonl", run_dir / "samples.html"
         self._text_of, self._title = text_of, title
         self._groups: deque[dict] = deque(maxlen=_SHOWN_GROUPS)
-        self._due = 0.0
+        self._due, self._started = 0.0, time.monotonic()
         self._lock = threading.Lock()
 
     def add(self, group: Group, updates: int) -> None:
@@ -43,7 +44,8 @@ class SampleLog:
         with self._lock:
             if time.monotonic() < self._due:
                 return
-            self._due = time.monotonic() + _INTERVAL_S
+            now = time.monotonic()
+            self._due = now + max(_INTERVAL_S, (now - self._started) / _AT_MOST)
             entry = {
                 "updates": updates,
                 "prompt": self._text_of(group),
