@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from seedx.inference.decode_service import Scheduler
 from seedx.inference.requests import Handle, Listener, Request
-from seedx.inference.scheduler import Scheduler
 
 
 class Guests:
