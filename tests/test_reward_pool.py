@@ -24,6 +24,8 @@ from seedx.metrics import Metrics
 from seedx.reward_config import RewardConfig
 from seedx.threads import Crew
 
+pytestmark = pytest.mark.slow  # they start processes, some of which run until their deadline
+
 S = 100.0  # bounds hanging alone
 PATIENT = RewardConfig(timeout_s=S, retries=0)
 

@@ -22,6 +22,8 @@ from seedx.checks import ConfigError
 from seedx.envs.text import sandbox, sandbox_process
 from seedx.envs.text.sandbox import SandboxError, SandboxLimits, SandboxResult, check_sandbox, run_asserts, run_pairs
 
+pytestmark = pytest.mark.slow  # they start processes, some of which run until their deadline
+
 ROOT = Path(__file__).parent.parent
 S = 100.0  # bounds hanging alone
 NOBODY = 65534
