@@ -27,6 +27,8 @@ from seedx.metrics import Metrics
 from seedx.replay.fifo import Fifo
 from seedx.threads import Crew
 
+pytestmark = pytest.mark.slow  # many compilations, or whole pipelines
+
 
 class HandGeneration(Generation):
     """Groups whose rewards the test gives.

@@ -20,6 +20,8 @@ from seedx.learner.text_update import make_optimizer, make_update
 from seedx.learner.token_logprobs import Model
 from seedx.networks import transformer
 
+pytestmark = pytest.mark.slow  # many compilations, or whole pipelines
+
 SMALL = dataclasses.replace(CONFIG, num_layers=1, width=16, num_heads=4, num_kv_heads=2, head_dim=4, ffn_width=16)
 GRPO = GrpoConfig(group_size=4, kl_cost=0.1, entropy_cost=0.01, aggregation="seq-mean-token-mean")
 # Of Adam: where a gradient is rounding alone, its sign must not decide; with this epsilon it does not.

@@ -14,6 +14,8 @@ from seedx.learner import token_logprobs as module
 from seedx.learner.packing import pack, place, positions_and_segments, take
 from seedx.learner.token_logprobs import token_logprobs
 
+pytestmark = pytest.mark.slow  # many compilations, or whole pipelines
+
 TEXTS = random_prompts(7, 2, 14, seed=3)
 LENGTHS = np.array([len(text) for text in TEXTS])
 TOKENS = np.concatenate(TEXTS).astype(np.int32)
