@@ -12,6 +12,8 @@ from seedx.envs.text.group import to_item
 from seedx.envs.text.task import Prompt
 from seedx.inference.requests import Handle, Request
 
+pytestmark = pytest.mark.slow  # many compilations, or whole pipelines
+
 MIXED = {"temperature": 50.0}  # a completion is a mix of all tokens
 AB = Prompt("AB"), (1, 2)
 

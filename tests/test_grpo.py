@@ -19,6 +19,8 @@ from seedx.learner.text_batch import pack_batch, sequences_of
 from seedx.learner.token_logprobs import Model
 from seedx.replay.items import join
 
+pytestmark = pytest.mark.slow  # many compilations, or whole pipelines
+
 MAX_TOKENS, STEP = 8, 1e-6
 SHAPES = {"version": 0, "max_tokens": MAX_TOKENS, "row_tokens": 24, "rows_multiple": 1}
 CHOICES = {name: get_args(hint) for name, hint in get_type_hints(GrpoConfig).items() if get_args(hint)}

@@ -20,6 +20,8 @@ from seedx.learner.text_learner import Shapes, TextLearner, TextState, means, ro
 from seedx.metrics import Metrics
 from seedx.replay.items import choose
 
+pytestmark = pytest.mark.slow  # many compilations, or whole pipelines
+
 ITEMS = random_items(0, num_groups=6, vocab=64)  # 24 sequences of up to 12 tokens
 TOKENS = 16  # L
 
