@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,9 @@ import jax
 from seedx.checkpoint import load_params
 from seedx.checks import ConfigError, require
 from seedx.config_file import from_json
-from seedx.envs.text.generation import Generation, Settings
 from seedx.envs.text.held_out import HeldOut, held_out
-from seedx.envs.text.rewards import RewardPool
 from seedx.llm_config import LlmConfig
-from seedx.llm_setup import Setup, caster, completions_ahead, layout_of, make_scheduler, set_up
+from seedx.llm_setup import Setup, caster, layout_of, make_generation, make_scheduler, set_up
 from seedx.metrics import Metrics
 from seedx.threads import Crew
 from seedx.weights import Weights
@@ -49,49 +48,20 @@ def evaluate_llm(
     checkpoint = load_params(run_dir)
     config = from_json(json.dumps(checkpoint.metadata["config"]))  # what the parameters were trained with
     assert isinstance(config, LlmConfig)
-    samples = dataclasses.replace(config.held_out, num_samples=num_samples)
+    samples = dataclasses.replace(config.held_out, num_prompts=num_prompts, num_samples=num_samples)
     unshaped = dataclasses.replace(config.grpo, overlong_tokens=0)
     config = dataclasses.replace(config, task=task or config.task, held_out=samples, grpo=unshaped)
     setup, initial = set_up(config)
     del initial  # there is no room for both
-    prompts = setup.task.prompts("test")
-    require(len(prompts) > 0, f"task {config.task} has no test prompts.")
+    count = min(num_prompts, len(setup.task.prompts("test")))
+    require(count > 0, f"task {config.task} has no test prompts.")
     params = jax.device_put(checkpoint.params, layout_of(setup.config, setup.mesh))
-    crew, metrics = Crew(), Metrics()
     weights = Weights(checkpoint.update, caster(config.learner.dtype)(params))
-    scheduler = make_scheduler(config, setup, weights, crew)
-    pool = RewardPool(config.task, config.reward, metrics, crew, max_waiting=completions_ahead(config))
-    settings = Settings(
-        num_samples,
-        setup.max_tokens,
-        config.rollout.temperature if temperature is None else temperature,
-        config.rollout.timeout_s,
-        config.rollout.retries,
-    )
-    generation = Generation(scheduler, setup.task, setup.tokenizer, pool, settings, metrics, crew)
-    scheduler.start()
-    generation.start()
-    try:
-        found = held_out(
-            generation,
-            scheduler,
-            [prompts[i] for i in range(min(num_prompts, len(prompts)))],
-            setup.encode,
-            num_samples=num_samples,
-            seed=seed,
-            stop=crew.stop.is_set,
-        )
-    finally:
-        crew.join(5.0)
-        pool.close()
-    if found is None:
-        if isinstance(crew.failure, ConfigError):
-            raise crew.failure
-        raise RuntimeError("the evaluation failed.") from crew.failure
+    found = _held_out(config, setup, weights, temperature, seed)
     require(
         len(found.groups) > 0,
-        f"all {min(num_prompts, len(prompts)):,} prompts are longer than the {setup.max_prompt_tokens} tokens that "
-        "this run reads; evaluate it on another task.",
+        f"all {count:,} prompts are longer than the {setup.max_prompt_tokens} tokens that this run reads; evaluate it "
+        "on another task.",
     )
     _show(found, setup, run_dir)
     require(not math.isnan(found.mean), f"no completion of task {config.task} could be scored; see the lines above.")
@@ -103,10 +73,39 @@ def evaluate_llm(
         "num_samples": num_samples,
         "by_prompt": found.by_prompt.tolist(),
         "task": config.task,
-        "temperature": settings.temperature,
+        "temperature": config.rollout.temperature if temperature is None else temperature,
         "seed": seed,
         "update": checkpoint.update,
     }
+
+
+def _held_out(config: LlmConfig, setup: Setup, weights: Weights, temperature: float | None, seed: int) -> HeldOut:
+    """Completions of `config.held_out`; raises what stopped the engine or the rewards."""
+    crew, metrics = Crew(), Metrics()
+    scheduler = make_scheduler(config, setup, weights, crew)
+    generation, pool = make_generation(config, setup, scheduler, metrics, crew, temperature)
+    prompts = setup.task.prompts("test")
+    scheduler.start()
+    generation.start()
+    try:
+        found = held_out(
+            generation,
+            scheduler,
+            [prompts[i] for i in range(min(config.held_out.num_prompts, len(prompts)))],
+            setup.encode,
+            num_samples=config.held_out.num_samples,
+            seed=seed,
+            stop=crew.stop.is_set,
+            progress=partial(print, flush=True),
+        )
+    finally:
+        crew.join(5.0)
+        pool.close()
+    if found is None:
+        if isinstance(crew.failure, ConfigError):
+            raise crew.failure
+        raise RuntimeError("the evaluation failed.") from crew.failure
+    return found
 
 
 def _show(found: HeldOut, setup: Setup, run_dir: Path) -> None:

@@ -134,12 +134,10 @@ class LlmSession:
         self.scheduler = make_scheduler(self._config, self._setup, weights, self._crew, _say)
 
     def _build_rollouts(self) -> None:
-        from seedx.envs.text.generation import Generation, Settings
         from seedx.envs.text.group_queue import GroupQueue, example
-        from seedx.envs.text.rewards import RewardPool
         from seedx.envs.text.rollouts import Pace, Rollouts
         from seedx.envs.text.sample_log import SampleLog
-        from seedx.llm_setup import completions_ahead
+        from seedx.llm_setup import make_generation
         from seedx.llm_view import LLM_VIEW
         from seedx.llm_warnings import Warnings
         from seedx.profiling import ProfileWindow
@@ -147,19 +145,7 @@ class LlmSession:
         from seedx.report import Reporter
 
         config, state, tokenizer = self._config, self.learner.state, self._setup.tokenizer
-        settings = Settings(
-            group_size=config.grpo.group_size,
-            max_tokens=self._setup.max_tokens,
-            temperature=config.rollout.temperature,
-            timeout_s=config.rollout.timeout_s,
-            retries=config.rollout.retries,
-            overlong_tokens=config.grpo.overlong_tokens,
-        )
-        waiting = completions_ahead(config)
-        self._pool = RewardPool(config.task, config.reward, self._metrics, self._crew, max_waiting=waiting)
-        self._generation = Generation(
-            self.scheduler, self._setup.task, tokenizer, self._pool, settings, self._metrics, self._crew
-        )
+        self._generation, self._pool = make_generation(config, self._setup, self.scheduler, self._metrics, self._crew)
         title = f"{config.agent} on {config.task}, seed {config.seed}"
         samples = SampleLog(self._run_dir, lambda group: tokenizer.decode(group.prompt.tolist()), title)
         self._rollouts = Rollouts(
@@ -292,6 +278,7 @@ class LlmSession:
             num_samples=config.num_samples,
             seed=self._config.seed,
             stop=self._interrupted,
+            progress=_say,
         )
         if result is None or math.isnan(result.mean):
             return None

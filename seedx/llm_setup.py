@@ -17,8 +17,10 @@ from seedx.chat import ChatTemplate
 from seedx.checks import require
 from seedx.device_config import parse_bytes
 from seedx.envs.text.encode import encode_prompt
+from seedx.envs.text.generation import Generation, Settings
 from seedx.envs.text.held_out import AT_A_TIME
 from seedx.envs.text.load import load_task
+from seedx.envs.text.rewards import RewardPool
 from seedx.envs.text.sandbox_process import MODE
 from seedx.envs.text.task import Prompt, Task
 from seedx.inference.engine import Engine
@@ -26,6 +28,7 @@ from seedx.inference.load_engine import memory_of
 from seedx.inference.memory_plan import plan_memory
 from seedx.inference.scheduler import Limits, Scheduler
 from seedx.llm_config import LlmConfig
+from seedx.metrics import Metrics
 from seedx.networks import transformer
 from seedx.networks.model_source import open_model
 from seedx.networks.transformer_config import TransformerConfig
@@ -174,3 +177,34 @@ def make_scheduler(
     engine.warm_up(weights)
     limits = Limits(max_waiting=4 * completions_ahead(config), max_waiting_tokens=1 << 24)
     return Scheduler(engine, weights, tokenizer=setup.tokenizer, limits=limits, crew=crew)
+
+
+def make_generation(
+    config: LlmConfig,
+    setup: Setup,
+    scheduler: Scheduler,
+    metrics: Metrics,
+    crew: Crew,
+    temperature: float | None = None,
+) -> tuple[Generation, RewardPool]:
+    """What makes scored groups, not started, and the processes that score them.
+
+    Args:
+        config: Of the run.
+        setup: Of the run.
+        scheduler: That generates.
+        metrics: Where figures go.
+        crew: Their threads join it.
+        temperature: That tokens are drawn at; None: the run's.
+    """
+    rollout = config.rollout
+    settings = Settings(
+        group_size=config.grpo.group_size,
+        max_tokens=setup.max_tokens,
+        temperature=rollout.temperature if temperature is None else temperature,
+        timeout_s=rollout.timeout_s,
+        retries=rollout.retries,
+        overlong_tokens=config.grpo.overlong_tokens,
+    )
+    pool = RewardPool(config.task, config.reward, metrics, crew, max_waiting=completions_ahead(config))
+    return Generation(scheduler, setup.task, setup.tokenizer, pool, settings, metrics, crew), pool

@@ -8,13 +8,12 @@ import jax
 import numpy as np
 import pytest
 from decode_harness import CONFIG, Serving, full_logits, logprob_bound, make_params, random_prompts, warm_engine
-from text_fakes import Given, parts_of, random_items
+from text_fakes import Given, parts_of, random_items, take
 
 from seedx.agents.grpo import grpo_loss
 from seedx.envs.text.group import Group, Sample, to_item
 from seedx.grpo_config import GrpoConfig
 from seedx.inference.requests import Request
-from seedx.learner.packing import take
 from seedx.learner.text_batch import pack_batch, sequences_of
 from seedx.learner.token_logprobs import Model
 from seedx.replay.items import join

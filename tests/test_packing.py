@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from text_fakes import take
 
-from seedx.learner.packing import microbatches, pack, place, positions_and_segments, take
+from seedx.learner.packing import microbatches, pack, place, positions_and_segments
 from seedx.learner.text_batch import TokenBatch
 
 L = 16

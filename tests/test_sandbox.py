@@ -291,12 +291,12 @@ for path in "/etc/passwd", "/main.py", "/proc/sys/kernel/core_pattern", "/proc/s
         print("opened", path)
     except OSError:
         pass
-open("/work/a", "w").write("a")
+open("/sandbox/a", "w").write("a")
 import tempfile
 tempfile.mkstemp(suffix="b")
 print(len(os.listdir(".")), os.getcwd())
 """
-        assert box.says(code) == "2 /work\n"
+        assert box.says(code) == "2 /sandbox\n"
         assert not os.listdir(public)
     assert box.says("import os; print(os.listdir('.'))") == "[]\n"
 
@@ -372,7 +372,8 @@ import ctypes, os
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 print(*(int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")), int(status["NoNewPrivs"]))
 libc = ctypes.CDLL(None)
-print([libc.unshare(flag) for flag in (0x10000000, 0x20000, 0x40000000)], libc.mount(b"x", b"/work", b"tmpfs", 0, None))
+unshared = [libc.unshare(flag) for flag in (0x10000000, 0x20000, 0x40000000)]
+print(unshared, libc.mount(b"x", b"/sandbox", b"tmpfs", 0, None))
 print(libc.ptrace(16, 1, 0, 0), os.getuid(), os.getgid(), os.getgroups())
 try:
     os.kill(1, 9)

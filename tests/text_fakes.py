@@ -86,3 +86,8 @@ class Bigram(Model):
         entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
         said = jnp.take_along_axis(logprobs, following[..., None], axis=-1)[..., 0]
         return jnp.roll(said, 1, axis=1), jnp.roll(entropy, 1, axis=1)
+
+
+def take(packing, rows):
+    """The inverse of `packing.place`: values of tokens `[sum(lengths)]` out of rows `[R, L]`."""
+    return rows.reshape(-1)[packing.places]

@@ -68,11 +68,6 @@ def place(packing: Packing, values: np.ndarray) -> np.ndarray:
     return out.reshape(packing.num_rows, packing.row_tokens)
 
 
-def take(packing: Packing, rows: np.ndarray) -> np.ndarray:
-    """The inverse of `place`: values of tokens `[sum(lengths)]` out of rows `[R, L]`."""
-    return rows.reshape(-1)[packing.places]
-
-
 def _spread(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """start, start + 1, ... for each length, one after the other."""
     return np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(int(lengths.sum()))

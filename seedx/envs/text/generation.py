@@ -45,7 +45,6 @@ class Settings:
         timeout_s: A group that is not complete after so long is asked for again.
         retries: How often.
         overlong_tokens: Tokens before `max_tokens` over which the reward falls by up to 1; 0: none.
-        on_swap: What becomes of a completion when new weights come (`Request.on_swap`).
     """
 
     group_size: int
@@ -54,7 +53,6 @@ class Settings:
     timeout_s: float = 600.0
     retries: int = 2
     overlong_tokens: int = 0
-    on_swap: str = "continue"
 
 
 @dataclass(eq=False)
@@ -180,7 +178,7 @@ class Generation:
             seed=seed,
             stop_tokens=self._tokenizer.eos_ids,
             num_samples=len(tracks),
-            on_swap=self._settings.on_swap,
+            on_swap="continue",
         )
         try:
             handle = self._scheduler.submit(request)

@@ -68,7 +68,7 @@ def held_out(
     num_samples: int,
     seed: int,
     stop: Callable[[], bool],
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[str], None],
 ) -> HeldOut | None:
     """Completions of prompts, and their rewards; None if it was stopped.
 
@@ -80,7 +80,7 @@ def held_out(
         num_samples: Completions of each prompt.
         seed: Of the run.
         stop: Whether to stop.
-        progress: Told now and then how many prompts are done.
+        progress: Told now and then how many prompts are done, while others are not.
     """
     kept = [(prompt, tokens) for prompt in prompts if (tokens := encode(prompt)) is not None]
     at_a_time, groups = max(AT_A_TIME // num_samples, 1), []
@@ -94,8 +94,8 @@ def held_out(
             if (group := _wait(future, stop)) is None:
                 return None
             groups.append(group)
-        if progress is not None:
-            progress(len(groups))
+        if len(groups) < len(kept):
+            progress(f"held-out: {len(groups):,} of {len(kept):,} prompts are done")
     rewards = np.array([[sample.reward for sample in group.samples] for group in groups], np.float64)
     return HeldOut([prompt for prompt, _ in kept], groups, rewards.reshape(len(groups), num_samples))
 

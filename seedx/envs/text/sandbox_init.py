@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 NOBODY = 65534
-WORK = "/work"
+WORK = "/sandbox"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 _ETC = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -127,7 +127,7 @@ def _init(payload: Mapping[str, Any], setup_fd: int, report_fd: int) -> None:
 
 
 def _build_root(visible: list[str], work_bytes: int, program: bytes) -> None:
-    """A root of its own, read-only but for /work, which is empty; of the machine, it shows what Python needs."""
+    """A root of its own, read-only but for /sandbox, which is empty; of the machine, it shows what Python needs."""
     os.umask(0o022)
     _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
     _mount("tmpfs", _BASE, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={2**20 + 2 * len(program)},mode=755")
