@@ -157,7 +157,7 @@ def test_a_conversation_that_outgrows_max_tokens_is_cut():
 
 
 def test_tokens_have_the_version_that_made_them_across_a_swap(monkeypatch):
-    with generating(max_tokens=40, group_size=2, on_swap="continue") as at:
+    with generating(max_tokens=40, group_size=2) as at:
         seen = 0
 
         def publish_after_some(delta, submit=at.scheduler.submit):
