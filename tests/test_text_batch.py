@@ -4,10 +4,9 @@ from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
-from text_fakes import Completion, items_of, parts_of, random_items
+from text_fakes import Completion, items_of, parts_of, random_items, take
 
 from seedx.grpo_config import GrpoConfig
-from seedx.learner.packing import take
 from seedx.learner.text_batch import pack_batch, sequence_ids, sequences_of
 from seedx.replay.fifo import Fifo
 from seedx.replay.items import choose

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from decode_harness import CONFIG, full_logits, logprob_bound, random_prompts
 from decode_harness import make_params as make_sharp_params
+from text_fakes import take
 
 from seedx.learner import token_logprobs as module
-from seedx.learner.packing import pack, place, positions_and_segments, take
+from seedx.learner.packing import pack, place, positions_and_segments
 from seedx.learner.token_logprobs import token_logprobs
 
 pytestmark = pytest.mark.slow  # many compilations, or whole pipelines
