@@ -10,6 +10,7 @@ from pathlib import Path
 import documented
 import numpy as np
 import pytest
+from bits import assert_bit_equal
 from processes import Processes
 
 from seedx.checkpoint import load_params
@@ -183,12 +184,3 @@ def test_minigrid_is_learned_from_a_dict_of_grid_direction_and_text(processes, t
     summary = learn(processes, tmp_path / "run", "--env", "MiniGrid-DoorKey-5x5-v0", timeout_s=720)
     assert summary["exit"] == "solved"
     assert evaluated(processes, tmp_path / "run", 100) >= 0.9  # a random policy: 0.03
-
-
-def assert_bit_equal(left: dict, right: dict) -> None:
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        if isinstance(value, dict):
-            assert_bit_equal(value, right[name])
-        else:
-            assert value.tobytes() == right[name].tobytes(), name

@@ -8,9 +8,9 @@ import signal
 import documented
 import grpc
 import pytest
+from bits import assert_bit_equal
 from processes import QUICK, Processes, last
 from reverb_harness import Launched, find_uv, table_info
-from test_end_to_end import assert_bit_equal
 
 from seedx import cli
 from seedx.checkpoint import load_params

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
+from bits import assert_bit_equal
 
 from seedx.config import TableConfig
 from seedx.replay.fifo import Fifo
@@ -68,15 +69,8 @@ def unrolls(ids, state=None):
 def ids_of(sample):
     """The numbers of sampled items, whose leaves must be theirs."""
     ids = np.asarray(sample.items.version)[:, 0]
-    assert_same(sample.items, unrolls(ids))
+    assert_bit_equal(sample.items, unrolls(ids))
     return ids.tolist()
-
-
-def assert_same(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(other).tobytes()
 
 
 def insert(replay, *ids, priorities=None, timeout_s=SOON):
@@ -129,7 +123,7 @@ def test_every_dtype_and_nest_comes_back_bit_by_bit(make):
     places = {key: i for i, key in enumerate(keys.tolist())}
     where = np.array([places[key] for key in sample.keys.tolist()])
     assert set(where) == {0, 1, 2, 3}
-    assert_same(sample.items, jax.tree.map(lambda leaf: leaf[where], items))
+    assert_bit_equal(sample.items, jax.tree.map(lambda leaf: leaf[where], items))
 
 
 def test_time_major_items_without_state_come_back(make):
@@ -172,7 +166,7 @@ def ragged(ids):
 def ragged_ids(sample):
     """The numbers of sampled ragged items, whose leaves must be theirs."""
     ids = sample.items.state["reward"].astype(np.int64)
-    assert_same(sample.items, ragged(ids))
+    assert_bit_equal(sample.items, ragged(ids))
     return ids.tolist()
 
 

@@ -9,6 +9,7 @@ import grpc
 import jax
 import numpy as np
 import pytest
+from bits import assert_bit_equal
 from processes import until
 from reverb_harness import (
     HERE,
@@ -211,11 +212,6 @@ def arrays_of_every_dtype(names):
     return rows, {f"state_{name}": array(name, 3, 5) for name in names}
 
 
-def assert_bits(found, expected):
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    assert found.tobytes() == expected.tobytes()
-
-
 def test_reverbs_client_reads_ours(tmp_path):
     rows, state = arrays_of_every_dtype(DTYPES)
     items = Unroll(rows, None, None, None, state)
@@ -226,7 +222,7 @@ def test_reverbs_client_reads_ours(tmp_path):
         official("read", address, "replay", tmp_path / "read.npz")
     with np.load(tmp_path / "read.npz") as found:
         for leaf, expected in zip(found.values(), jax.tree.leaves(items), strict=True):
-            assert_bits(leaf, expected)
+            assert_bit_equal(leaf, expected)
 
 
 def test_reverbs_client_reads_chunks_that_items_share(tmp_path):
@@ -239,7 +235,7 @@ def test_reverbs_client_reads_chunks_that_items_share(tmp_path):
         replay.close()
         official("read", address, "replay", tmp_path / "read.npz")
     with np.load(tmp_path / "read.npz") as found:
-        assert_bits(found["column00"], windows)
+        assert_bit_equal(found["column00"], windows)
 
 
 @pytest.mark.parametrize("mode", ["write", "legacy"])
@@ -273,7 +269,7 @@ def test_reverbs_client_reads_our_ragged_items(tmp_path):
     with np.load(tmp_path / "read.npz") as found:
         expected = [*jax.tree.leaves(items._replace(lengths=None)), items.lengths]
         for leaf, other in zip(found.values(), expected, strict=True):
-            assert_bits(leaf, other)
+            assert_bit_equal(leaf, other)
 
 
 def test_we_read_ragged_items_that_reverbs_client_wrote(tmp_path):

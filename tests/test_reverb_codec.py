@@ -6,6 +6,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from bits import assert_bit_equal
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,15 +38,6 @@ def random_array(rng, name, *shape):
     dtype = dtype_of(name)
     raw = rng.integers(0, 2 if name == "bool" else 256, (*shape, dtype.itemsize), dtype=np.uint8)
     return raw.view(dtype).reshape(shape)
-
-
-def assert_same(tree, other):
-    def same(a, b):
-        assert a.dtype == b.dtype
-        assert a.shape == b.shape
-        assert np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
-
-    jax.tree.map(same, tree, other)
 
 
 def make_unrolls(rng, n, rows, names=("uint8", "float32")):
@@ -99,7 +91,7 @@ def test_messages_have_reverbs_numbers():
 def test_every_dtype_comes_back_bit_by_bit(name):
     unrolls = make_unrolls(np.random.default_rng(3), 3, 4, (name,))
     items, layout = encode(unrolls, Encoder("t", 0, 8))
-    assert_same(decode(items, layout), unrolls)
+    assert_bit_equal(decode(items, layout), unrolls)
 
 
 def test_bytes_are_little_endian_in_c_order():
@@ -111,7 +103,7 @@ def test_trees_that_are_no_unrolls_have_columns_of_one_row():
     tree = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.arange(2), "none": None}
     items, layout = encode(tree, Encoder("t", 0, 8))
     assert [(c.name, c.squeeze, c.shape) for c in layout.columns] == [("['a']", True, ()), ("['b']", True, (3,))]
-    assert_same(decode(items, layout), tree)
+    assert_bit_equal(decode(items, layout), tree)
 
 
 @given(rows=st.integers(2, 12), data=st.data())
@@ -126,7 +118,7 @@ def test_overlapping_rows_are_sent_once(rows, data):
         other = rng.integers(0, 256, own.shape, dtype=np.uint8)  # a source without a past comes in between
         unrolls = Unroll({"x": np.stack([own, other])}, None, None, None, np.full((2, 1), i))
         items, layout = encode(unrolls, encoder, [1, 100 + i])
-        assert_same(decode(items, layout), unrolls)
+        assert_bit_equal(decode(items, layout), unrolls)
         sent |= {key: chunk.sequence_range for key, chunk in parse(items[0])[1].items()}
         rows_to_come = sum(chunk.rows for chunk in items[0].tail)
         assert rows_to_come == (overlap if overlap >= 2 else 0)
@@ -344,7 +336,7 @@ def test_ragged_items_come_back_bit_by_bit(lengths, names, state, sources):
     encoder = Encoder("t", 5, 8)  # they share nothing all the same
     encoded, layout = encode(items, encoder, [3] * len(lengths) if sources else None)
     assert layout.rows is None
-    assert_same(decode(encoded, layout), items)
+    assert_bit_equal(decode(encoded, layout), items)
     assert not any(item.tail for item in encoded)
     assert len({chunk.key for item in encoded for chunk in item.chunks}) == len(lengths) * (1 + state)
 

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from bits import assert_bit_equal
 from decode_harness import CONFIG
 from hypothesis import given
 from hypothesis import strategies as st
@@ -196,5 +197,4 @@ def test_two_learners_are_alike_bit_for_bit(tmp_path):
         for seed in range(2):
             learner.step(random_items(seed, num_groups=6, vocab=64))
         results.append(jax.tree.map(np.array, (learner.state.params, learner.state.opt_state)))
-    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
-        assert a.tobytes() == b.tobytes()
+    assert_bit_equal(*results)

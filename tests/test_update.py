@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bits import assert_bit_equal
 from fakes import VECTOR, Regression, random_unroll, sample_of
 
 from seedx import sharding
@@ -176,8 +177,7 @@ def test_an_update_that_is_not_finite_changes_nothing(value, optimizer):
     assert bool(sound.finite)
     assert not bool(result.finite)
     after = jax.tree.map(np.array, (result.params, result.opt_state))
-    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        assert a.tobytes() == b.tobytes()
+    assert_bit_equal(before, after)
 
 
 def test_only_the_optimizer_state_is_donated():
@@ -266,8 +266,7 @@ def test_two_learners_are_alike_bit_for_bit(tmp_path):
         for seed in range(2):
             learner.step(batches.prepare(as_sample(random_unroll(B, T, seed))))
         results.append(jax.tree.map(np.array, (learner.state.params, learner.state.opt_state)))
-    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
-        assert a.tobytes() == b.tobytes()
+    assert_bit_equal(*results)
 
 
 def test_a_non_finite_update_is_an_error_that_keeps_its_batch(tmp_path):
