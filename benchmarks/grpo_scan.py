@@ -1,9 +1,11 @@
 """Which reasoning-gym datasets a model can begin to learn from: short ones that it solves now and then.
 
     python benchmarks/grpo_scan.py --model smollm2
+    python benchmarks/grpo_scan.py --only 'basic_arithmetic?max_terms=2&operators=["+"]&shots=2&system=Answer.'
 
-Prints a line for each dataset whose prompts and answers are short: the mean score of completions, and how many of its
-groups had a spread, without which nothing can be learned.
+Looks at each dataset as it is, and as a conversation that shows one answer first. Prints a line for each whose prompts
+and answers are short: the mean score of completions, and how many of its groups had a spread, without which nothing
+can be learned.
 """
 
 from __future__ import annotations
@@ -24,19 +26,21 @@ from seedx.inference.scheduler import Scheduler
 from seedx.networks.model_source import Model
 from seedx.weights import Weights
 
+_SHOWN = "?shots=1&system=Answer."
+
 
 def names() -> list[str]:
-    """All datasets."""
+    """All datasets, in both forms."""
     from reasoning_gym.factory import DATASETS
 
-    return sorted(DATASETS.keys() - {"composite"})
+    return [f"{name}{form}" for name in sorted(DATASETS.keys() - {"composite"}) for form in ("", _SHOWN)]
 
 
 def scan(name: str, model: Model, scheduler: Scheduler, plan: argparse.Namespace) -> str | None:
     """What is said of a dataset; None if its texts are too long."""
     task = ReasoningGymTask(name)
     prompts = [task.prompts("train")[i] for i in range(plan.prompts)]
-    tokens = [encode_prompt(prompt, model.tokenizer, None) for prompt in prompts]
+    tokens = [encode_prompt(prompt, model.tokenizer, model.chat_template) for prompt in prompts]
     answers = [len(model.tokenizer.encode(prompt.answer, add_bos=False)) for prompt in prompts]
     if max(map(len, tokens)) > plan.max_prompt_tokens or np.mean(answers) >= plan.max_tokens:
         return None
@@ -55,7 +59,7 @@ def main() -> None:
     """Scans."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--only", nargs="*", help="these datasets")
+    parser.add_argument("--only", nargs="*", help="these datasets, as after reasoning_gym: in --task")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--max-prompt-tokens", type=int, default=64)

@@ -71,7 +71,7 @@ def evaluate_llm(
         "pass@1": found.solved,
         "num_prompts": len(found.groups),
         "num_samples": num_samples,
-        "by_prompt": found.by_prompt.tolist(),
+        "by_prompt": [None if math.isnan(mean) else mean for mean in found.by_prompt],
         "task": config.task,
         "temperature": config.rollout.temperature if temperature is None else temperature,
         "seed": seed,

@@ -15,12 +15,12 @@ class Progress(NamedTuple):
 
     Attributes:
         seconds: Wall time, earlier sessions included.
-        score_before: On held-out prompts before the first update; None: not measured.
+        scores_before: On each held-out prompt before the first update, NaN where there is none; []: not measured.
         rewards: The newest completions'.
     """
 
     seconds: float
-    score_before: float | None
+    scores_before: list[float]
     rewards: list[float]
 
 

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from seedx.checks import ConfigError
 from seedx.ending import Ending
 from seedx.llm_config import LlmConfig
@@ -38,8 +40,7 @@ class LlmSession:
         self._signals = signals
         self._ending = Ending(config, run_dir, crew.stop, signals)
         self._seconds_before = 0.0
-        self._score_before: float | None = None
-        self._score_after: float | None = None
+        self._scores_before = self._scores_after = np.array([])  # of each held-out prompt
         self._server: Any = None  # DecodeServer
         self.learning = False
         self.saving_since = -math.inf
@@ -118,7 +119,8 @@ class LlmSession:
         self._earlier_rewards: list[float] = []
         if resume:
             state, progress = resume_llm_run(self._checkpointer, state)
-            self._seconds_before, self._score_before, self._earlier_rewards = progress
+            self._seconds_before, before, self._earlier_rewards = progress
+            self._scores_before = np.array(before)
         self.learner.state = state
         self._first_update = state.updates
 
@@ -192,7 +194,7 @@ class LlmSession:
         self.learning = True
         if self.learner.state.updates == 0:
             self._save(block=True)  # so that a resume has the warm start, and the reference
-            self._score_before = self._score("before the first update")
+            self._scores_before = self._score("before the first update")
         if self._server is not None:
             self._answer()
         self._reporter.start(self._opening())
@@ -234,9 +236,9 @@ class LlmSession:
                 self._profile.tick()
                 interval = config.held_out.interval_updates
                 if interval and learner.state.updates % interval == 0:
-                    score = self._score(f"after {learner.state.updates:,} updates")
-                    if score is not None:
-                        self._metrics.gauge("held_out/reward", score)
+                    scores = self._score(f"after {learner.state.updates:,} updates")
+                    if len(scores):
+                        self._metrics.gauge("held_out/reward", float(np.nanmean(scores)))
                 self._rollouts.advance(learner.state.updates)  # only now: what is decoded together is always the same
                 if config.checkpoint.interval_s and time.monotonic() - last_checkpoint > config.checkpoint.interval_s:
                     self._save()
@@ -261,15 +263,15 @@ class LlmSession:
         with self._metrics.timer("weights/publish"):
             self.scheduler.publish(version, self._cast(params))
 
-    def _score(self, when: str) -> float | None:
-        """Mean reward on held-out prompts; None if there are none, or the run is stopped meanwhile."""
+    def _score(self, when: str) -> np.ndarray:
+        """Mean reward of each held-out prompt; empty if there are none, or the run is stopped meanwhile."""
         from seedx.envs.text.held_out import held_out
 
         config = self._config.held_out
         prompts = self._setup.task.prompts("test")
         count = min(config.num_prompts, len(prompts))
         if not count:
-            return None
+            return np.array([])
         result = held_out(
             self._generation,
             self.scheduler,
@@ -281,10 +283,10 @@ class LlmSession:
             progress=_say,
         )
         if result is None or math.isnan(result.mean):
-            return None
+            return np.array([])
         low, high = result.interval
         _say(f"held-out reward {when}: {result.mean:.3f} ({low:.3f} to {high:.3f}) over {len(result.groups)} prompts")
-        return result.mean
+        return result.by_prompt
 
     def _interrupted(self) -> bool:
         return self._crew.stop.is_set() or bool(self._signals)
@@ -316,14 +318,15 @@ class LlmSession:
 
     def _summary(self, row: dict[str, Any]) -> dict[str, Any]:
         """What summary.json has beside what all runs have."""
+        from seedx.envs.text.held_out import summary_of
+
         state = self.learner.state
         return {
             "reward_mean": row.get("reward_mean"),
             "completions": state.env_steps,
             "completion_tokens": state.tokens,
             "completion_tokens_per_s": state.tokens / max(row["seconds"], 1e-9),
-            "held_out_reward_before": self._score_before,
-            "held_out_reward_after": self._score_after,
+            **summary_of(self._scores_before, self._scores_after),
         }
 
     def _seconds(self) -> float:
@@ -333,7 +336,7 @@ class LlmSession:
     def _save(self, block: bool = False) -> None:
         from seedx.llm_resume import Progress, save_llm_run
 
-        progress = Progress(self._seconds(), self._score_before, self._rollouts.rewards())
+        progress = Progress(self._seconds(), self._scores_before.tolist(), self._rollouts.rewards())
         save_llm_run(self._checkpointer, self._config, self.learner.state, progress, block)
 
     def _finish(self, reason: str) -> None:
@@ -343,7 +346,7 @@ class LlmSession:
                 self._save(block=True)
                 self.saving_since = -math.inf
                 if reason in ("solved", "steps", "seconds"):
-                    self._score_after = self._score("after the last update")
+                    self._scores_after = self._score("after the last update")
         except BaseException as error:
             self._crew.fail(error)  # before the crew stops, after which nothing counts as a failure
         finally:

@@ -8,7 +8,7 @@ from rollout_harness import HandPool, S, Words, generating, length
 
 from seedx.envs.text import held_out as held_out_module
 from seedx.envs.text.generation import seed_of
-from seedx.envs.text.held_out import HeldOut, held_out
+from seedx.envs.text.held_out import HeldOut, bootstrap, held_out, summary_of
 
 NAN = float("nan")
 
@@ -19,7 +19,7 @@ def found(rewards):
 
 def test_the_mean_is_over_prompts_of_what_could_be_scored():
     result = found([[1.0, 0.0], [NAN, 1.0], [NAN, NAN], [0.0, 0.0]])
-    assert result.by_prompt.tolist() == [0.5, 1.0, 0.0]
+    np.testing.assert_equal(result.by_prompt, [0.5, 1.0, NAN, 0.0])
     assert result.mean == 0.5
     assert result.solved == 2 / 5  # of the completions
 
@@ -51,6 +51,37 @@ def test_samples_of_one_prompt_are_no_further_evidence():
     once = found([[0.0], [1.0], [1.0], [0.0], [1.0]])
     often = found([[reward] * 100 for (reward,) in once.rewards.tolist()])
     assert once.interval == often.interval
+
+
+def test_the_gain_is_paired_by_prompt():
+    """Prompts that differ much hide a gain from two intervals, not from the interval of the differences."""
+    rng = np.random.default_rng(5)
+    before = rng.random(200)
+    after = before + 0.02 + 0.01 * rng.standard_normal(200)
+    found_before, found_after = (bootstrap(scores) for scores in (before, after))
+    assert found_before.high > found_after.low
+    said = summary_of(before, after)
+    gain, (low, high) = said["held_out_gain"], said["held_out_gain_interval"]
+    assert gain == pytest.approx(said["held_out_reward_after"] - said["held_out_reward_before"])
+    half = 1.96 * (after - before).std() / np.sqrt(200)
+    assert (low, high) == pytest.approx((gain - half, gain + half), rel=0.05)
+    assert low > 0
+
+
+def test_prompts_without_a_score_on_either_side_are_not_in_the_gain():
+    said = summary_of(np.array([0.0, NAN, 0.5, 0.25]), np.array([0.5, 1.0, NAN, 0.25]))
+    assert said["held_out_gain"] == 0.25
+    assert said["held_out_reward_before"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "known"),
+    [([], [], set()), ([0.5], [], {"before"}), ([], [0.5], {"after"}), ([NAN, 1.0], [1.0, NAN], {"before", "after"})],
+)
+def test_there_is_no_gain_without_both_scores(before, after, known):
+    said = summary_of(np.array(before), np.array(after))
+    assert said["held_out_gain"] is said["held_out_gain_interval"] is None
+    assert {when for when in ("before", "after") if said[f"held_out_reward_{when}"] is not None} == known
 
 
 TEXTS = ["AB", "CCCCCCCCC", "D", "EFG", "H"]
@@ -93,7 +124,7 @@ def test_what_has_no_score_is_nan():
     with generating(pool=HandPool(lambda prompt, text: None if prompt.text == "D" else length(prompt, text))) as at:
         result = evaluate(at)
     np.testing.assert_array_equal(np.isnan(result.rewards), [[False] * 2, [True] * 2, [False] * 2, [False] * 2])
-    assert len(result.by_prompt) == 3
+    np.testing.assert_array_equal(np.isnan(result.by_prompt), [False, True, False, False])
 
 
 def test_an_evaluation_that_is_stopped_gives_nothing():

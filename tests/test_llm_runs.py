@@ -174,6 +174,7 @@ def test_tokens_are_no_staler_than_allowed_and_the_run_directory_has_all(process
     assert ends["completion_tokens_per_s"] > 0
     for name in ("reward_mean", "held_out_reward_before", "held_out_reward_after"):
         assert 0 <= ends[name] <= 1
+    assert ends["held_out_gain"] == pytest.approx(ends["held_out_reward_after"] - ends["held_out_reward_before"])
     assert run.out.count("held-out reward") == 2
     assert load_params(run_dir).metadata["position"] == 40
     for name in ("config.json", "curve.png", "samples.html"):

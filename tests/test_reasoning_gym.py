@@ -151,3 +151,62 @@ def test_an_entry_is_the_same_after_json(value):
 def test_an_entry_that_json_cannot_hold_is_named():
     with pytest.raises(TypeError, match=r"holds object .*, which has no form in JSON here"):
         reasoning_gym_task._to_plain({"a": [object()]})
+
+
+SPELL = "spell_backward?min_word_len=3&max_word_len=3"
+
+
+@pytest.mark.external
+@pytest.mark.usefixtures("package")
+def test_settings_of_the_dataset_and_a_conversation_that_shows_answers():
+    task = load_task(f"reasoning_gym:{SPELL}&shots=2&system=Say it.")
+    for prompt in (*task.prompts("train")[:20], *task.prompts("test")[:20]):
+        system, *shown, asked = prompt.messages
+        assert system == {"role": "system", "content": "Say it."}
+        assert [message["role"] for message in (*shown, asked)] == ["user", "assistant"] * 2 + ["user"]
+        assert prompt.text == ""
+        assert asked["content"].endswith(f": {prompt.answer[::-1]}")
+        assert len(prompt.answer) == 3
+        for question, answer in zip(shown[::2], shown[1::2], strict=True):
+            assert question["content"].endswith(f": {answer['content'][::-1]}")
+        assert task.reward(through_json(prompt), prompt.answer) == 1.0
+    shown = {message["content"] for message in task.prompts("test")[0].messages[:-1]}
+    assert not shown & {prompt.messages[-1]["content"] for prompt in task.prompts("test")[:]}
+
+
+@pytest.mark.external
+@pytest.mark.usefixtures("package")
+def test_values_are_json_or_else_texts():
+    task = load_task('reasoning_gym:basic_arithmetic?operators=["+"]&min_terms=2&max_terms=2&allow_parentheses=false')
+    for prompt in task.prompts("train")[:50]:
+        assert prompt.text.count("+") == 1
+        assert not prompt.messages
+
+
+@pytest.mark.external
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("spell_backward?min_word_len", "'min_word_len' is no setting"),
+        ("spell_backward?=3", "'=3' is no setting"),
+        ("spell_backward?shots=1&shots=2", "'shots=2' is no setting"),
+        ("spell_backward?size=3", "'size=3' is no setting"),
+        ("spell_backward?min_words=3", "refuses its settings.*min_words"),
+        ("spell_backward?min_word_len=9&max_word_len=2", "refuses its settings"),
+        ("spell_backward?shots=-1", r"shots \(-1\) must be"),
+        ("spell_backward?shots=many", r"shots \('many'\) must be"),
+        ("spell_backward?shots=true", r"shots \(True\) must be"),
+        ("spell_backwards?shots=1", "Did you mean 'spell_backward'"),
+    ],
+)
+def test_settings_that_are_none_are_refused(name, said):
+    with pytest.raises(ConfigError, match=said):
+        load_task(f"reasoning_gym:{name}")
+
+
+@pytest.mark.external
+@pytest.mark.usefixtures("package")
+def test_answers_that_a_dataset_does_not_name_cannot_be_shown():
+    with pytest.raises(ConfigError, match="names no answers to show"):
+        load_task("reasoning_gym:graph_color?shots=1").prompts("train")

@@ -18,6 +18,30 @@ _POLL_S = 0.5
 _SALT = 0x48454C44  # no seed of training is one of evaluation
 
 
+class Mean(NamedTuple):
+    """A mean over prompts and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def bootstrap(by_prompt: np.ndarray) -> Mean:
+    """By 1,000 draws of as many prompts, the same each time.
+
+    Of differences between two scores of the same prompts, it is the paired bootstrap.
+
+    Args:
+        by_prompt: `[P]`; NaN counts for nothing. All NaN where nothing is left.
+    """
+    values = by_prompt[~np.isnan(by_prompt)]
+    if not len(values):
+        return Mean(float("nan"), float("nan"), float("nan"))
+    draws = np.random.default_rng(0).integers(0, len(values), (1000, len(values)))
+    low, high = np.percentile(values[draws].mean(axis=1), [2.5, 97.5])
+    return Mean(float(values.mean()), float(low), float(high))
+
+
 class HeldOut(NamedTuple):
     """Rewards of completions.
 
@@ -33,30 +57,37 @@ class HeldOut(NamedTuple):
 
     @property
     def by_prompt(self) -> np.ndarray:
-        """Mean reward of each prompt's completions, `[P]`, without those of which none could be scored."""
+        """Mean reward of each prompt's completions, `[P]`; NaN where none could be scored."""
         counts = np.count_nonzero(~np.isnan(self.rewards), axis=1)
-        return np.nansum(self.rewards, axis=1)[counts > 0] / counts[counts > 0]
+        return np.where(counts > 0, np.nansum(self.rewards, axis=1) / np.maximum(counts, 1), np.nan)
 
     @property
     def mean(self) -> float:
         """Mean reward; NaN if nothing could be scored."""
-        return float(np.mean(self.by_prompt)) if len(self.by_prompt) else float("nan")
+        return bootstrap(self.by_prompt).mean
 
     @property
     def interval(self) -> tuple[float, float]:
-        """A 95 % interval of the mean, by the bootstrap over prompts (1,000 draws, the same each time)."""
-        means = self.by_prompt
-        if not len(means):
-            return float("nan"), float("nan")
-        draws = np.random.default_rng(0).integers(0, len(means), (1000, len(means)))
-        low, high = np.percentile(means[draws].mean(axis=1), [2.5, 97.5])
-        return float(low), float(high)
+        """The 95 % interval of the mean."""
+        return bootstrap(self.by_prompt)[1:]
 
     @property
     def solved(self) -> float:
         """pass@1: the part of the completions with a reward of at least 1."""
         scored = self.rewards[~np.isnan(self.rewards)]
         return float(np.mean(scored >= 1.0)) if len(scored) else float("nan")
+
+
+def summary_of(before: np.ndarray, after: np.ndarray) -> dict[str, float | list[float] | None]:
+    """What summary.json says of the scores of each prompt before and after learning; empty: not measured."""
+    gain = bootstrap(after - before) if len(before) == len(after) > 0 else None
+    known = gain is not None and not np.isnan(gain.mean)
+    return {
+        "held_out_reward_before": bootstrap(before).mean if len(before) else None,
+        "held_out_reward_after": bootstrap(after).mean if len(after) else None,
+        "held_out_gain": gain.mean if gain and known else None,
+        "held_out_gain_interval": [gain.low, gain.high] if gain and known else None,
+    }
 
 
 def held_out(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from seedx.checks import ConfigError
@@ -24,20 +26,33 @@ class ReasoningGymTask:
     """A dataset of reasoning-gym: 10,000 prompts to train on and 200 to test with, which may repeat.
 
     No question is in both splits: a quarter of all questions, by their hash, is for tests alone. The question and a
-    line end are the prompt. A completion is scored as the dataset scores answers, without spaces around it; if it has
-    <answer>...</answer>, what stands in the last of them is. Some datasets give a part of 1 for a part of the answer.
+    line end are the prompt; with `shots` or `system` it is a conversation for a chat model, which holds that many
+    questions of the train split with their answers before the question. A completion is scored as the dataset scores
+    answers, without spaces around it; if it has <answer>...</answer>, what stands in the last of them is. Some
+    datasets give a part of 1 for a part of the answer.
 
     Args:
-        name: Of the dataset, whose settings are its defaults.
+        name: Of the dataset, and perhaps what it does not leave as it is: "NAME?KEY=VALUE&KEY=VALUE". The keys are
+            `shots`, `system` (a text) and the dataset's own; values are JSON, or else texts.
 
     Raises:
-        ConfigError: the package is not installed, or has no such dataset.
+        ConfigError: the package is not installed, or has no such dataset; a setting is none.
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._create = _creator(name)
-        self._dataset = lru_cache(None)(lambda split: self._create(name, seed=_SEEDS[split], size=_NUM_ENTRIES))
+        self._name, settings = _parse(name)
+        self._shots, self._system = settings.pop("shots", 0), settings.pop("system", None)
+        if type(self._shots) is not int or not 0 <= self._shots <= 100:
+            raise ConfigError(f"task 'reasoning_gym:{name}': shots ({self._shots!r}) must be a number from 0 to 100.")
+        create = _creator(self._name)
+        try:
+            create(self._name, seed=0, size=1, **settings)
+        except (AssertionError, TypeError, ValueError) as error:  # what its settings are checked with
+            raise ConfigError(f"task 'reasoning_gym:{name}': the dataset refuses its settings: {error}") from error
+        self._dataset = lru_cache(None)(
+            lambda split: create(self._name, seed=_SEEDS[split], size=_NUM_ENTRIES, **settings)
+        )
+        self._examples = lru_cache(None)(self._make_examples)
         self._test_prompt = lru_cache(None)(lambda index: self._prompt("test", index))  # four times as dear to make
 
     def prompts(self, split: Split) -> LazyPrompts:
@@ -66,18 +81,50 @@ class ReasoningGymTask:
                 error = failure
                 continue
             if _split_of(entry["question"]) == split:
-                answer = entry["answer"]
-                return Prompt(
-                    f"{entry['question']}\n",
-                    answer=answer if isinstance(answer, str) else "",
-                    extra={"entry": _to_plain(entry)},
-                )
+                return self._asked(entry)
         raise ConfigError(
             f"task 'reasoning_gym:{self._name}' has too few different questions to test with others than it trains on: "
             f"of {_NUM_ENTRIES // step}, none is for {split}"
             + (f" (and some cannot be made: {error!r})" if error else "")
             + ". Take another dataset."
         ) from error
+
+    def _asked(self, entry: Mapping[str, Any]) -> Prompt:
+        answer, extra = entry["answer"], {"entry": _to_plain(entry)}
+        answer = answer if isinstance(answer, str) else ""
+        if not self._shots and self._system is None:
+            return Prompt(f"{entry['question']}\n", answer=answer, extra=extra)
+        messages = (*self._examples(), {"role": "user", "content": entry["question"]})
+        return Prompt(messages=messages, answer=answer, extra=extra)
+
+    def _make_examples(self) -> tuple[Mapping[str, str], ...]:
+        """What each conversation begins with."""
+        messages = [] if self._system is None else [{"role": "system", "content": str(self._system)}]
+        entries = (entry for entry in self._dataset("train") if _split_of(entry["question"]) == "train")
+        for entry in islice(entries, self._shots):
+            if not isinstance(entry["answer"], str):
+                raise ConfigError(f"task 'reasoning_gym:{self._name}' names no answers to show; leave out shots.")
+            messages.append({"role": "user", "content": entry["question"]})
+            messages.append({"role": "assistant", "content": entry["answer"]})
+        return tuple(messages)
+
+
+def _parse(name: str) -> tuple[str, dict[str, Any]]:
+    """The dataset's name and the settings that follow it."""
+    dataset, _, query = name.partition("?")
+    settings: dict[str, Any] = {}
+    for pair in filter(None, query.split("&")):
+        key, equals, value = pair.partition("=")
+        if not key.isidentifier() or not equals or key in ("seed", "size") or key in settings:
+            raise ConfigError(
+                f"task 'reasoning_gym:{name}': {pair!r} is no setting; write NAME?KEY=VALUE&KEY=VALUE, each key once "
+                "and neither seed nor size."
+            )
+        try:
+            settings[key] = json.loads(value)
+        except ValueError:
+            settings[key] = value
+    return dataset, settings
 
 
 def _split_of(question: str) -> Split:
