@@ -206,5 +206,6 @@ def make_generation(
         retries=rollout.retries,
         overlong_tokens=config.grpo.overlong_tokens,
     )
-    pool = RewardPool(config.task, config.reward, metrics, crew, max_waiting=completions_ahead(config))
+    asked = completions_ahead(config) * (1 + rollout.retries)  # replies to turns of groups that got lost are among them
+    pool = RewardPool(config.task, config.reward, metrics, crew, max_waiting=asked)
     return Generation(scheduler, setup.task, setup.tokenizer, pool, settings, metrics, crew), pool

@@ -279,6 +279,20 @@ def test_a_run_goes_on_without_the_rewards_that_cannot_be_computed(processes, tm
         assert {completion["reward"] is None for completion in row["completions"]} == {row["prompt"] == fault}
 
 
+def test_a_run_goes_on_without_the_replies_that_never_come(processes, tmp_path):
+    run_dir = tmp_path / "run"
+    flags = ("--reward.timeout-s", "1", "--reward.retries", "0", "--steps", "16", "--rollout.max-tokens", "400")
+    run = learn(processes, run_dir, "--task", "text_tasks:silent", *flags)
+    assert summary(run_dir)["exit"] == "steps"
+    assert "a reply of task text_tasks:silent failed: no reply within 1 s (--reward.timeout-s)" in run.out
+    assert last(run_dir, "reward/unscored") >= 1
+    for line in (run_dir / "samples.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        for completion in row["completions"]:
+            silent = row["prompt"] == "silent=" and completion["finish_reason"] == "stop"
+            assert (completion["reward"] is None) == silent
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -42,6 +42,17 @@ class Talking(Bytes):
         return f"{len(turns)}?" if len(turns) < 3 else None
 
 
+class Silent(Bytes):
+    """Never answers every third prompt."""
+
+    def prompts(self, split):
+        return [Prompt(f"{text}=") for text in ("silent", "a", "b")]
+
+    def reply(self, prompt, turns):
+        while prompt.text == "silent=":
+            pass
+
+
 class Stepped(Bytes):
     """Computes as many rewards as the file "allowed" says, and waits with the others."""
 
@@ -89,6 +100,10 @@ def slow():
 
 def talking():
     return Talking()
+
+
+def silent():
+    return Silent()
 
 
 def stepped():
