@@ -304,12 +304,15 @@ def test_a_run_goes_on_without_the_replies_that_never_come(processes, tmp_path):
         (("--model", "/nowhere/model"), "The model '/nowhere/model' is none of these"),
         (("--rollout.max-prompt-tokens", "2"), "all 12 prompts are longer than --rollout.max-prompt-tokens"),
         (("--grpo.overlong-tokens", "9"), "grpo.overlong_tokens (9) must not exceed the 8 tokens"),
+        ((*WARM, "--decode.memory-budget", "1MB"), "holds no decode engine"),
+        ((*WARM, "--decode.memory-budget", "900TB"), "is more than the memory there is"),
     ],
 )
 def test_what_no_restart_mends_ends_the_run_with_one_clear_line(processes, tmp_path, flags, words):
     run = learn(processes, tmp_path / "run", *flags, code=2)
     assert words in run.err
     assert "Traceback" not in run.said
+    assert "warm start" not in run.out  # which takes long
 
 
 def test_a_run_on_its_own_lines_of_a_file(processes, tmp_path):
