@@ -31,7 +31,8 @@ class LlmConfig:
         task: "reverse", "sort", "sums", "calculator", "reasoning_gym:NAME", "jsonl:PATH" or "module:function".
         model: smollm2, a .gguf file, a Hugging Face directory, hf://org/name, or tiny (random weights).
         steps: Completions to learn from; None: no limit.
-        seconds: Wall time, from the start of the learner's process on; a resumed run has as long again. None: no limit.
+        seconds: Wall time, from the start of the learner's process on, with the warm start and all evaluations but
+            the last one; a resumed run has as long again. None: no limit.
         stop_at_reward: Stops when the mean reward of the last `metrics.return_window` completions reaches it.
         seed: Seed of everything.
         run_dir: Where the run is kept; None: runs/<agent>-<task>-<date>.

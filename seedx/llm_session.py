@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from seedx.checks import ConfigError
-from seedx.ending import Ending
+from seedx.ending import Ending, TimeOverError, end_before_first_update
 from seedx.llm_config import LlmConfig
 from seedx.threads import Crew, spare_the_collector
 from seedx.types import Tree
@@ -40,7 +41,7 @@ class LlmSession:
         self._seconds_before = 0.0
         self._score_before: float | None = None
         self._score_after: float | None = None
-        self._server: Any = None  # DecodeServer
+        self._server: Any = None  # Serving
         self.learning = False
         self.saving_since = -math.inf
 
@@ -53,6 +54,8 @@ class LlmSession:
             self._build_rollouts()
             self._start()
             self._finish(self._learn())
+        except TimeOverError:
+            end_before_first_update(self._config, self._run_dir, self._ending.seconds)
         except BaseException as error:
             self._crew.fail(error)
         finally:
@@ -70,7 +73,9 @@ class LlmSession:
         except ModuleNotFoundError as error:
             raise ConfigError(f"--agent grpo needs {error.name}: pip install -e '.[llm]' -c constraints.txt") from error
         if config.serve_port is not None:
-            self._listen()
+            from seedx.llm_serving import Serving
+
+            self._server = Serving(config.serve_port, self._crew)
         _say(f"loading {config.model}")
         self._setup, self._initial_params = set_up(config)
         self._source = PromptSource(self._setup.task.prompts("train"), config.seed)
@@ -112,7 +117,7 @@ class LlmSession:
             raise ConfigError(str(error)) from error
         resume = self._resume and self._checkpointer.any()
         if config.warm_start.reward and not resume:
-            params = warm_started(config, setup, self._source, self._policy, params, self._interrupted, _say)
+            params = warm_started(config, setup, self._source, self._policy, params, self._ending.check, _say)
         reference = params if config.grpo.kl_cost else None
         state = TextState(params, self.learner.init(params), reference, 0, 0, 0, 0)
         self._earlier_rewards: list[float] = []
@@ -192,31 +197,12 @@ class LlmSession:
         self.learning = True
         if self.learner.state.updates == 0:
             self._save(block=True)  # so that a resume has the warm start, and the reference
-            self._score_before = self._score("before the first update")
+            self._score_before = self._score("before the first update", self._is_over)
         if self._server is not None:
-            self._answer()
+            _say(f"the engine answers at {self._server.begin(self.scheduler, self._setup)}")
         self._reporter.start(self._opening())
         self._crew.spawn("report", self._reporter.loop)
         self._rollouts.start(self._groups)
-
-    def _listen(self) -> None:
-        """Binds the port at which the engine answers others once it is there."""
-        from seedx.inference.decode_metrics import DecodeMetrics
-        from seedx.inference.decode_server import DecodeServer
-        from seedx.inference.decode_service import DecodeService
-        from seedx.inference.security import Access
-
-        self._service = DecodeService(DecodeMetrics())
-        address = f"localhost:{self._config.serve_port}"
-        self._server = DecodeServer(self._service, address, None, Access(), self._crew.fail)
-        self._server.start()
-
-    def _answer(self) -> None:
-        from seedx.inference.guests import Guests
-
-        setup = self._setup
-        self._service.begin(Guests(self.scheduler), setup.name, setup.tokenizer, setup.chat_template)
-        _say(f"the engine answers at {self._server.address}")
 
     def _learn(self) -> str:
         """Learns until something says stop; what it was. Even a failure leaves the state of the last good update."""
@@ -234,7 +220,7 @@ class LlmSession:
                 self._profile.tick()
                 interval = config.held_out.interval_updates
                 if interval and learner.state.updates % interval == 0:
-                    score = self._score(f"after {learner.state.updates:,} updates")
+                    score = self._score(f"after {learner.state.updates:,} updates", self._is_over)
                     if score is not None:
                         self._metrics.gauge("held_out/reward", score)
                 self._rollouts.advance(learner.state.updates)  # only now: what is decoded together is always the same
@@ -261,8 +247,8 @@ class LlmSession:
         with self._metrics.timer("weights/publish"):
             self.scheduler.publish(version, self._cast(params))
 
-    def _score(self, when: str) -> float | None:
-        """Mean reward on held-out prompts; None if there are none, or the run is stopped meanwhile."""
+    def _score(self, when: str, stop: Callable[[], bool]) -> float | None:
+        """Mean reward on held-out prompts; None if there are none, or it is to stop meanwhile."""
         from seedx.envs.text.held_out import held_out
 
         config = self._config.held_out
@@ -277,7 +263,7 @@ class LlmSession:
             self._setup.encode,
             num_samples=config.num_samples,
             seed=self._config.seed,
-            stop=self._interrupted,
+            stop=stop,
             progress=_say,
         )
         if result is None or math.isnan(result.mean):
@@ -285,6 +271,9 @@ class LlmSession:
         low, high = result.interval
         _say(f"held-out reward {when}: {result.mean:.3f} ({low:.3f} to {high:.3f}) over {len(result.groups)} prompts")
         return result.mean
+
+    def _is_over(self) -> bool:
+        return self._ending.reason(self.learner.state.env_steps) is not None
 
     def _interrupted(self) -> bool:
         return self._crew.stop.is_set() or bool(self._signals)
@@ -342,8 +331,8 @@ class LlmSession:
                 self.saving_since = time.monotonic()
                 self._save(block=True)
                 self.saving_since = -math.inf
-                if reason in ("solved", "steps", "seconds"):
-                    self._score_after = self._score("after the last update")
+                if reason in ("solved", "steps", "seconds") and self.learner.state.updates:
+                    self._score_after = self._score("after the last update", self._interrupted)
         except BaseException as error:
             self._crew.fail(error)  # before the crew stops, after which nothing counts as a failure
         finally:
@@ -353,7 +342,7 @@ class LlmSession:
             self._reporter.finish(reason)
             self._crew.stop.set()  # before what rollouts are still at is closed, which would be a failure to them
             if self._server is not None:
-                self._server.stop(0.0)
+                self._server.stop()
             self._pool.close()
             self.replay.close()
 

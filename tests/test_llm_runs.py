@@ -232,6 +232,32 @@ def test_a_signal_ends_a_run_with_a_checkpoint_to_go_on_from(processes, tmp_path
         assert a["env_steps"] <= b["env_steps"]
 
 
+def test_a_warm_start_ends_with_the_runs_time_and_begins_anew_at_a_resume(processes, tmp_path):
+    run_dir = tmp_path / "run"
+    never = ("--warm-start.reward", "0.9", "--warm-start.max-updates", "1000000")
+    run = learn(processes, run_dir, *WARM, *never, "--seconds", "5")
+    assert "warm start: supervised" in run.out
+    assert "done, --seconds are over before the first update" in run.out.splitlines()[-1]
+    assert (summary(run_dir)["exit"], summary(run_dir)["updates"]) == ("seconds", 0)
+    assert not list(run_dir.glob("checkpoints/*"))
+    assert run.err == ""
+    resumed = learn(
+        processes, run_dir, "--resume", "--warm-start.reward", "0.000001", "--seconds", "600", "--steps", "4"
+    )
+    assert "warm start: done" in resumed.out
+    assert summary(run_dir)["exit"] == "steps"
+
+
+def test_the_first_evaluation_ends_with_the_runs_time(processes, tmp_path):
+    run_dir = tmp_path / "run"
+    flags = ("--task", "text_tasks:stepped", "--held-out.num-prompts", "12", "--reward.timeout-s", "600")
+    (tmp_path / "allowed").write_text("0")  # it never comes to its end
+    run = learn(processes, run_dir, *flags, "--seconds", "20")
+    assert (summary(run_dir)["exit"], summary(run_dir)["updates"]) == ("seconds", 0)
+    assert summary(run_dir)["held_out_reward_before"] is summary(run_dir)["held_out_reward_after"] is None
+    assert run.err == ""
+
+
 def test_a_signal_before_the_first_update_ends_a_run_at_once(processes, tmp_path):
     run = start(processes, tmp_path / "run", *WARM)
     run.until(lambda: "warm start: supervised" in run.out, "the warm start")

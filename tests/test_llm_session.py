@@ -146,7 +146,7 @@ def batches_of(monkeypatch, prompts, count):
     setup = Setup(task, "tiny", CONFIG, Alphabet(), None, sharding.serve_mesh(), 5, 4, contextlib.nullcontext())
     config = LlmConfig(warm_start=WarmStartConfig(reward=0.5, batch_size=4))
     source = PromptSource(prompts, 1)
-    llm_warm_start.warm_started(config, setup, source, Model(CONFIG), {}, lambda: False, lambda _: None)
+    llm_warm_start.warm_started(config, setup, source, Model(CONFIG), {}, lambda: None, lambda _: None)
     return batches
 
 
