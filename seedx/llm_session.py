@@ -322,7 +322,7 @@ class LlmSession:
     def _save(self, block: bool = False) -> None:
         from seedx.llm_resume import Progress, save_llm_run
 
-        progress = Progress(self._seconds(), self._score_before, self._rollouts.rewards())
+        progress = Progress(self._seconds(), self._score_before, self._rollouts.rewards(self.learner.state.position))
         save_llm_run(self._checkpointer, self._config, self.learner.state, progress, block)
 
     def _finish(self, reason: str) -> None:
