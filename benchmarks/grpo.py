@@ -1,15 +1,16 @@
-"""How fast GRPO is: a whole run against the programs that it is made of, against others, and with slow rewards.
+"""How fast GRPO is: against the programs that it is made of, against others, with slow rewards, and asked by others.
 
     python benchmarks/grpo.py speed                    # against the bare jitted decode and update
     python benchmarks/grpo.py speed --devices 2 --trl-python /path/to/bin/python  # two simulated devices, and TRL
     python benchmarks/grpo.py latency                  # with a verifier that sleeps
+    python benchmarks/grpo.py serving                  # while others ask its engine, as with --serve-port
 
 Each is in grpo_NAME.py. Contenders take turns, and figures are medians over the rounds. Prints one line for each
 figure: RESULT <name> <value> <unit> (min, max). The tiny model is random, float32: vocabulary 64, width 128,
 feed-forward 256, 4 layers, heads 4/2; an update takes 64 completions of 64 tokens in groups of 8.
 
 Targets: `speed` at least 0.9 of the bare programs and 1.5 times TRL, goal 2.5; `latency` at least 0.9 of what staleness
-allows.
+allows; `serving` at least 0.9 of the rate alone, with a request for 64 tokens each second.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import sys
 
 import grpo_latency
+import grpo_serving
 import grpo_speed
 
 
@@ -33,6 +35,10 @@ def main(argv: list[str]) -> None:
     command = commands.add_parser("latency", help="with a verifier that sleeps")
     command.add_argument("--updates", type=int, default=12, help="updates that count of each setting")
     command.set_defaults(run=grpo_latency.run)
+    command = commands.add_parser("serving", help="while others ask its engine")
+    command.add_argument("--rounds", type=int, default=5, help="rounds that count")
+    command.add_argument("--updates", type=int, default=30, help="updates of a turn")
+    command.set_defaults(run=grpo_serving.run)
     plan = parser.parse_args(argv)
     plan.run(plan)
 

@@ -49,12 +49,12 @@ def run(plan: argparse.Namespace) -> None:
     result("grpo_update_rate", flops * UPDATES / seconds["bare_update"] / 1e9, "GFLOP/s")
 
 
-def time_updates(one: Run) -> float:
+def time_updates(one: Run, updates: int = UPDATES) -> float:
     """Seconds of some updates; a run that stood still has a batch or two ready, which are taken first."""
     for _ in range(2):
         one.update()
     start = time.perf_counter()
-    for _ in range(UPDATES):
+    for _ in range(updates):
         one.update()
     return time.perf_counter() - start
 

@@ -10,7 +10,13 @@ from pathlib import Path
 
 from seedx.checks import ConfigError
 from seedx.config import Config
+from seedx.console import closing_line
 from seedx.llm_config import LlmConfig
+from seedx.runlog import SUMMARY_KEYS, write_summary
+
+
+class TimeOverError(Exception):
+    """`--seconds` are over before there is anything to save."""
 
 
 class Ending:
@@ -54,6 +60,19 @@ class Ending:
             return "seconds"
         return None
 
+    def check(self) -> None:
+        """Ends what comes before the first update, if the run is over.
+
+        Raises:
+            TimeOverError: its time is.
+            SystemExit: a thread has failed, or a signal came.
+        """
+        reason = self.reason(0)
+        if reason == "seconds":
+            raise TimeOverError
+        if reason is not None:
+            raise SystemExit(1)
+
     def is_solved(self, mean: float, count: int) -> bool:
         """Whether the mean return of so many episodes, or the mean reward of completions, has reached the goal."""
         goal = self._config.goal
@@ -62,6 +81,22 @@ class Ending:
         score, of = ("reward", "completions") if isinstance(self._config, LlmConfig) else ("return", "episodes")
         self.solved = {f"{score}_mean": mean, f"{score}_{of}": count}
         return True
+
+
+def end_before_first_update(config: LlmConfig, run_dir: Path, seconds: float) -> None:
+    """Writes the summary of a run whose time was over before there was anything to save, and says so."""
+    summary = {
+        **dict.fromkeys(SUMMARY_KEYS, 0),
+        "agent": config.agent,
+        "env": config.env,
+        "seed": config.seed,
+        "seconds": seconds,
+        "return_mean": None,
+        "reward_mean": None,
+        "exit": "seconds",
+    }
+    write_summary(run_dir, summary)
+    print(closing_line(summary, str(run_dir)), flush=True)
 
 
 def check_actors(config: Config, run_dir: Path, heard_at: float) -> None:

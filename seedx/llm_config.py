@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from seedx.checks import finite, not_negative, require
 from seedx.config import CheckpointConfig, MetricsConfig
@@ -21,6 +22,15 @@ from seedx.table_config import TableConfig
 
 AGENTS = ("grpo",)
 
+# Settings of a part that LLM runs share with others, and that mean nothing in a queue whose groups are generated anew.
+_UNUSED = {
+    "table": (
+        *("sampler", "remover", "priority_exponent", "importance_exponent"),
+        *("max_times_sampled", "min_size", "samples_per_insert", "error_buffer"),
+    ),
+    "checkpoint": ("replay_interval_s", "replay_max_bytes"),
+}
+
 
 @dataclass(frozen=True)
 class LlmConfig:
@@ -31,7 +41,8 @@ class LlmConfig:
         task: "reverse", "sort", "sums", "calculator", "reasoning_gym:NAME", "jsonl:PATH" or "module:function".
         model: smollm2, a .gguf file, a Hugging Face directory, hf://org/name, or tiny (random weights).
         steps: Completions to learn from; None: no limit.
-        seconds: Wall time, from the start of the learner's process on; a resumed run has as long again. None: no limit.
+        seconds: Wall time, from the start of the learner's process on, with the warm start and all evaluations but
+            the last one; a resumed run has as long again. None: no limit.
         stop_at_reward: Stops when the mean reward of the last `metrics.return_window` completions reaches it.
         seed: Seed of everything.
         run_dir: Where the run is kept; None: runs/<agent>-<task>-<date>.
@@ -87,11 +98,8 @@ class LlmConfig:
         )
         if self.replay.startswith(SCHEME):
             parse_address(self.replay)
-        require(
-            self.table.is_queue,
-            "the table of an LLM run is a queue (--table.sampler fifo --table.max-times-sampled 1): completions are "
-            "learned from once, while they are new.",
-        )
+        for part, names in _UNUSED.items():
+            _require_defaults(part, getattr(self, part), names)
         groups = max(self.mesh.data, 1) * self.mesh.fsdp
         require(
             self.decode.max_concurrent % groups == 0,
@@ -118,3 +126,15 @@ class LlmConfig:
     def num_slots(self) -> int:
         """Sources of items."""
         return 1
+
+
+def _require_defaults(part: str, config: Any, names: tuple[str, ...]) -> None:
+    defaults = type(config)()
+    for name in names:
+        given, default = getattr(config, name), getattr(defaults, name)
+        require(
+            given == default,
+            f"{part}.{name} ({given}) does nothing in an LLM run, whose table is a queue: groups are learned from "
+            "once, in the order of their prompts, and a resume generates anew what was not. Leave "
+            f"--{part}.{name.replace('_', '-')} out.",
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from seedx.checks import ConfigError
-from seedx.ending import Ending
+from seedx.ending import Ending, TimeOverError, end_before_first_update
 from seedx.llm_config import LlmConfig
 from seedx.threads import Crew, spare_the_collector
 from seedx.types import Tree
@@ -41,7 +42,7 @@ class LlmSession:
         self._ending = Ending(config, run_dir, crew.stop, signals)
         self._seconds_before = 0.0
         self._scores_before = self._scores_after = np.array([])  # of each held-out prompt
-        self._server: Any = None  # DecodeServer
+        self._server: Any = None  # Serving
         self.learning = False
         self.saving_since = -math.inf
 
@@ -54,6 +55,8 @@ class LlmSession:
             self._build_rollouts()
             self._start()
             self._finish(self._learn())
+        except TimeOverError:
+            end_before_first_update(self._config, self._run_dir, self._ending.seconds)
         except BaseException as error:
             self._crew.fail(error)
         finally:
@@ -71,7 +74,9 @@ class LlmSession:
         except ModuleNotFoundError as error:
             raise ConfigError(f"--agent grpo needs {error.name}: pip install -e '.[llm]' -c constraints.txt") from error
         if config.serve_port is not None:
-            self._listen()
+            from seedx.llm_serving import Serving
+
+            self._server = Serving(config.serve_port, self._crew)
         _say(f"loading {config.model}")
         self._setup, self._initial_params = set_up(config)
         self._source = PromptSource(self._setup.task.prompts("train"), config.seed)
@@ -113,7 +118,7 @@ class LlmSession:
             raise ConfigError(str(error)) from error
         resume = self._resume and self._checkpointer.any()
         if config.warm_start.reward and not resume:
-            params = warm_started(config, setup, self._source, self._policy, params, self._interrupted, _say)
+            params = warm_started(config, setup, self._source, self._policy, params, self._ending.check, _say)
         reference = params if config.grpo.kl_cost else None
         state = TextState(params, self.learner.init(params), reference, 0, 0, 0, 0)
         self._earlier_rewards: list[float] = []
@@ -194,31 +199,12 @@ class LlmSession:
         self.learning = True
         if self.learner.state.updates == 0:
             self._save(block=True)  # so that a resume has the warm start, and the reference
-            self._scores_before = self._score("before the first update")
+            self._scores_before = self._score("before the first update", self._is_over)
         if self._server is not None:
-            self._answer()
+            _say(f"the engine answers at {self._server.begin(self.scheduler, self._setup)}")
         self._reporter.start(self._opening())
         self._crew.spawn("report", self._reporter.loop)
         self._rollouts.start(self._groups)
-
-    def _listen(self) -> None:
-        """Binds the port at which the engine answers others once it is there."""
-        from seedx.inference.decode_metrics import DecodeMetrics
-        from seedx.inference.decode_server import DecodeServer
-        from seedx.inference.decode_service import DecodeService
-        from seedx.inference.security import Access
-
-        self._service = DecodeService(DecodeMetrics())
-        address = f"localhost:{self._config.serve_port}"
-        self._server = DecodeServer(self._service, address, None, Access(), self._crew.fail)
-        self._server.start()
-
-    def _answer(self) -> None:
-        from seedx.inference.guests import Guests
-
-        setup = self._setup
-        self._service.begin(Guests(self.scheduler), setup.name, setup.tokenizer, setup.chat_template)
-        _say(f"the engine answers at {self._server.address}")
 
     def _learn(self) -> str:
         """Learns until something says stop; what it was. Even a failure leaves the state of the last good update."""
@@ -236,7 +222,7 @@ class LlmSession:
                 self._profile.tick()
                 interval = config.held_out.interval_updates
                 if interval and learner.state.updates % interval == 0:
-                    scores = self._score(f"after {learner.state.updates:,} updates")
+                    scores = self._score(f"after {learner.state.updates:,} updates", self._is_over)
                     if len(scores):
                         self._metrics.gauge("held_out/reward", float(np.nanmean(scores)))
                 self._rollouts.advance(learner.state.updates)  # only now: what is decoded together is always the same
@@ -263,8 +249,8 @@ class LlmSession:
         with self._metrics.timer("weights/publish"):
             self.scheduler.publish(version, self._cast(params))
 
-    def _score(self, when: str) -> np.ndarray:
-        """Mean reward of each held-out prompt; empty if there are none, or the run is stopped meanwhile."""
+    def _score(self, when: str, stop: Callable[[], bool]) -> np.ndarray:
+        """Mean reward of each held-out prompt; empty if there are none, or it is to stop meanwhile."""
         from seedx.envs.text.held_out import held_out
 
         config = self._config.held_out
@@ -279,7 +265,7 @@ class LlmSession:
             self._setup.encode,
             num_samples=config.num_samples,
             seed=self._config.seed,
-            stop=self._interrupted,
+            stop=stop,
             progress=_say,
         )
         if result is None or math.isnan(result.mean):
@@ -287,6 +273,9 @@ class LlmSession:
         low, high = result.interval
         _say(f"held-out reward {when}: {result.mean:.3f} ({low:.3f} to {high:.3f}) over {len(result.groups)} prompts")
         return result.by_prompt
+
+    def _is_over(self) -> bool:
+        return self._ending.reason(self.learner.state.env_steps) is not None
 
     def _interrupted(self) -> bool:
         return self._crew.stop.is_set() or bool(self._signals)
@@ -336,7 +325,8 @@ class LlmSession:
     def _save(self, block: bool = False) -> None:
         from seedx.llm_resume import Progress, save_llm_run
 
-        progress = Progress(self._seconds(), self._scores_before.tolist(), self._rollouts.rewards())
+        rewards = self._rollouts.rewards(self.learner.state.position)
+        progress = Progress(self._seconds(), self._scores_before.tolist(), rewards)
         save_llm_run(self._checkpointer, self._config, self.learner.state, progress, block)
 
     def _finish(self, reason: str) -> None:
@@ -345,8 +335,8 @@ class LlmSession:
                 self.saving_since = time.monotonic()
                 self._save(block=True)
                 self.saving_since = -math.inf
-                if reason in ("solved", "steps", "seconds"):
-                    self._scores_after = self._score("after the last update")
+                if reason in ("solved", "steps", "seconds") and self.learner.state.updates:
+                    self._scores_after = self._score("after the last update", self._interrupted)
         except BaseException as error:
             self._crew.fail(error)  # before the crew stops, after which nothing counts as a failure
         finally:
@@ -356,7 +346,7 @@ class LlmSession:
             self._reporter.finish(reason)
             self._crew.stop.set()  # before what rollouts are still at is closed, which would be a failure to them
             if self._server is not None:
-                self._server.stop(0.0)
+                self._server.stop()
             self._pool.close()
             self.replay.close()
 

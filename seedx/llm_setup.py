@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from seedx import compilation_cache, sharding
 from seedx.chat import ChatTemplate
-from seedx.checks import require
+from seedx.checks import ConfigError, require
 from seedx.device_config import parse_bytes
 from seedx.envs.text.encode import encode_prompt
 from seedx.envs.text.generation import Generation, Settings
@@ -25,7 +25,7 @@ from seedx.envs.text.sandbox_process import MODE
 from seedx.envs.text.task import Prompt, Task
 from seedx.inference.engine import Engine
 from seedx.inference.load_engine import memory_of
-from seedx.inference.memory_plan import plan_memory
+from seedx.inference.memory_plan import MemoryPlan, plan_memory
 from seedx.inference.scheduler import Limits, Scheduler
 from seedx.llm_config import LlmConfig
 from seedx.metrics import Metrics
@@ -114,6 +114,7 @@ def set_up(config: LlmConfig) -> tuple[Setup, Tree]:
         f"grpo.overlong_tokens ({overlong}) must not exceed the {max_tokens} tokens of a completion; lower it, or "
         "raise --rollout.max-tokens.",
     )
+    plan_engine(config, setup, model.params)  # before a warm start, rather than after it
     return setup, model.params
 
 
@@ -135,6 +136,45 @@ def completions_ahead(config: LlmConfig) -> int:
     return rollouts + max(AT_A_TIME, config.held_out.num_samples)
 
 
+def plan_engine(config: LlmConfig, setup: Setup, params: Tree) -> MemoryPlan:
+    """The shapes of the run's decode engine.
+
+    Args:
+        config: Of the run.
+        setup: Of the run.
+        params: Where they live; cast, or as they are learned.
+
+    Raises:
+        ConfigError: `--decode.memory-budget` is more than there is, or holds no engine.
+    """
+    given = parse_bytes(config.decode.memory_budget, "--decode.memory-budget")
+    memory = memory_of(setup.mesh)
+    budget = memory // 4 if given is None else given
+    require(
+        budget <= memory,
+        f"--decode.memory-budget ({config.decode.memory_budget}) is more than the memory there is ({memory / 1e9:.1f} "
+        "GB); give less, or leave it out for a quarter of it.",
+    )
+    dtype = config.learner.dtype
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding), params)
+    try:
+        return plan_memory(
+            setup.config,
+            shapes,
+            budget,
+            length=setup.length,
+            max_slots=config.decode.max_concurrent,
+            prefix_cache_bytes=budget // 16,
+            slots_multiple=sharding.row_groups(setup.mesh),
+            mesh=setup.mesh,
+        )
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} The flags are --decode.memory-budget (bytes, for example 4GB), --rollout.max-tokens and "
+            "--rollout.max-prompt-tokens."
+        ) from None
+
+
 def make_scheduler(
     config: LlmConfig, setup: Setup, weights: Weights, crew: Crew, say: Callable[[str], None] | None = None
 ) -> Scheduler:
@@ -147,24 +187,7 @@ def make_scheduler(
         crew: The scheduler's thread joins it.
         say: Told how memory is used.
     """
-    given = parse_bytes(config.decode.memory_budget, "--decode.memory-budget")
-    memory = memory_of(setup.mesh)
-    budget = memory // 4 if given is None else given
-    require(
-        budget <= memory,
-        f"--decode.memory-budget ({config.decode.memory_budget}) is more than the memory there is ({memory / 1e9:.1f} "
-        "GB); give less, or leave it out for a quarter of it.",
-    )
-    plan = plan_memory(
-        setup.config,
-        weights.params,
-        budget,
-        length=setup.length,
-        max_slots=config.decode.max_concurrent,
-        prefix_cache_bytes=budget // 16,
-        slots_multiple=sharding.row_groups(setup.mesh),
-        mesh=setup.mesh,
-    )
+    plan = plan_engine(config, setup, weights.params)
     if say is not None:
         say(plan.describe())
     engine = Engine(
@@ -206,5 +229,6 @@ def make_generation(
         retries=rollout.retries,
         overlong_tokens=config.grpo.overlong_tokens,
     )
-    pool = RewardPool(config.task, config.reward, metrics, crew, max_waiting=completions_ahead(config))
+    asked = completions_ahead(config) * (1 + rollout.retries)  # replies to turns of groups that got lost are among them
+    pool = RewardPool(config.task, config.reward, metrics, crew, max_waiting=asked)
     return Generation(scheduler, setup.task, setup.tokenizer, pool, settings, metrics, crew), pool

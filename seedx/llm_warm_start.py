@@ -23,7 +23,7 @@ def warm_started(
     source: PromptSource,
     model: Model,
     params: Tree,
-    interrupted: Callable[[], bool],
+    check: Callable[[], None],
     say: Callable[[str], None],
 ) -> Tree:
     """Parameters after the warm start.
@@ -34,12 +34,12 @@ def warm_started(
         source: Of the prompts, which are taken from the first on.
         model: Of the parameters.
         params: To begin with.
-        interrupted: Whether the process is to end.
+        check: Called after each update; raises what ends it.
         say: Told how it goes.
 
     Raises:
         ConfigError: the task gives no answers, or they are not learned.
-        SystemExit: it was interrupted.
+        What `check` raises.
     """
     wanted, started = config.warm_start, time.monotonic()
     taken, said_at = 0, started
@@ -62,8 +62,7 @@ def warm_started(
 
     def progress(updates: int, solved: float) -> None:
         nonlocal said_at
-        if interrupted():
-            raise SystemExit(1)
+        check()
         if time.monotonic() - said_at > _SAY_EVERY_S:
             said_at = time.monotonic()
             say(f"warm start: {updates:,} updates, {solved:.1%} right")

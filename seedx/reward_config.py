@@ -14,7 +14,7 @@ class RewardConfig:
 
     Attributes:
         workers: Processes. Each computes one reward at a time, or `concurrency` of them if the task's rewards wait.
-        timeout_s: From the start of a reward until its process is killed and replaced, seconds.
+        timeout_s: From the start of a reward or reply until its process is killed and replaced, seconds.
         retries: How often a reward that raised, took too long or was no number is computed again; then the completion
             stays without a score.
         memory_bytes: Address space of one process, bytes; beyond it a reward gets MemoryError.

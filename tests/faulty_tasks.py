@@ -29,6 +29,20 @@ class Faulty:
     def reward(self, prompt, completion):
         return getattr(self, prompt.text)(prompt, completion)
 
+    def reply(self, prompt, turns):
+        """As the last turn says; other faults are those of rewards."""
+        match turns[-1]:
+            case "none":
+                return None
+            case "number":
+                return 3
+            case "surrogate":
+                return "\udcff"
+            case "count":
+                return f"{prompt.answer}{len(turns)}€"
+            case fault:
+                return getattr(self, fault)(prompt, "")
+
     def length(self, prompt, completion):
         return float(len(completion))
 

@@ -13,7 +13,7 @@ from decode_harness import make_params, warm_engine
 from processes import until
 
 from seedx.envs.text.generation import Generation, Settings
-from seedx.envs.text.rewards import RewardPool
+from seedx.envs.text.rewards import Reply, RewardPool
 from seedx.envs.text.task import Prompt
 from seedx.inference.scheduler import Limits, Scheduler
 from seedx.metrics import Metrics
@@ -97,6 +97,11 @@ class HandPool(RewardPool):
             future.set_result(self._score(prompt, completion))
         return future
 
+    def reply(self, prompt, turns):
+        future = Future()
+        future.set_result(self.replies(prompt, turns))
+        return future
+
     def wait_for(self, count):
         """The first so many calls."""
         with self._added:
@@ -119,9 +124,10 @@ def generating(task=None, pool=None, tokenizer=None, start=True, weights=None, *
     scheduler = Scheduler(
         warm_engine(), weights or Weights(0, make_params(0)), tokenizer=tokenizer, limits=limits, crew=crew
     )
-    pool = pool or HandPool(length)
+    task, pool = task or Words("AB"), pool or HandPool(length)
+    pool.replies = lambda prompt, turns: Reply(task.reply(prompt, turns))
     settings = Settings(**{"group_size": 2, "max_tokens": 8} | settings)
-    generation = Generation(scheduler, task or Words("AB"), tokenizer, pool, settings, metrics, crew)
+    generation = Generation(scheduler, task, tokenizer, pool, settings, metrics, crew)
     requests, handles, submit = [], [], scheduler.submit
 
     def noted(request, listener=None):

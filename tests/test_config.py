@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from seedx.checks import ConfigError
 from seedx.config import Config, InferenceConfig, LearnerConfig, NetworkConfig
 from seedx.config_file import from_json, load_recipe, read_config, to_json
+from seedx.llm_config import LlmConfig
+from seedx.table_config import TableConfig
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
@@ -99,6 +101,29 @@ def test_errors_name_the_value_and_what_is_allowed(section, values, message):
     owner = Config() if section is None else getattr(Config(), section)
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(owner, **values)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("table", "sampler", "uniform"),
+        ("table", "remover", "lifo"),
+        ("table", "priority_exponent", 0.5),
+        ("table", "importance_exponent", 0.5),
+        ("table", "max_times_sampled", 0),
+        ("table", "min_size", 2),
+        ("table", "samples_per_insert", 1.0),
+        ("table", "error_buffer", 8.0),
+        ("checkpoint", "replay_interval_s", 1.0),
+        ("checkpoint", "replay_max_bytes", 0),
+    ],
+)
+def test_settings_that_do_nothing_in_an_llm_run_are_refused(section, name, value):
+    config = LlmConfig(table=TableConfig(max_size=64, max_bytes=2**20, give_up_s=1.0))  # these do
+    part = dataclasses.replace(getattr(config, section), **{name: value})
+    flag = f"--{section}.{name.replace('_', '-')}"
+    with pytest.raises(ConfigError, match=rf"{section}.{name} \({value}\) does nothing in an LLM run.* {flag} out"):
+        dataclasses.replace(config, **{section: part})
 
 
 @pytest.mark.parametrize(

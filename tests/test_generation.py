@@ -1,14 +1,16 @@
 """Groups from prompts: which tokens count as sampled, what happens to rewards that fail, and groups that get lost."""
 
+import itertools
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 from decode_harness import make_params
 from processes import until
-from rollout_harness import Ending, HandPool, S, Talk, Words, expire, failure, generating
+from rollout_harness import Ending, HandPool, S, Talk, Words, expire, failure, generating, length
 
-from seedx.envs.text.group import to_item
+from seedx.envs.text.group import Group, to_item
 from seedx.envs.text.task import Prompt
 from seedx.inference.requests import Handle, Request
 
@@ -151,6 +153,47 @@ def test_a_conversation_that_outgrows_max_tokens_is_cut():
         assert sample.sampled[-1]  # nothing is said that nobody answers
     assert any(not sample.sampled.all() for sample in samples)
     assert all(request.max_tokens >= 1 for request in at.requests)
+
+
+def test_a_completion_whose_reply_failed_has_no_reward_and_the_others_have_theirs():
+    pool, number = HandPool(length), itertools.count()
+    with generating(Talk("A", "B"), pool, tokenizer=Ending(), group_size=8, max_tokens=40, **MIXED) as at:
+        reply = pool.replies
+        pool.replies = lambda prompt, turns: reply(prompt, turns) if next(number) >= 3 else None
+        samples = begin(at).result(S).samples
+    rewards = [sample.reward for sample in samples]
+    assert np.isnan(rewards).sum() == 3
+    assert len(pool.asked) == 5
+    for sample in samples:
+        assert sample.scores in (None, {"length": float(len(sample.text))})
+        assert np.isnan(sample.reward) == (sample.scores is None)
+    np.testing.assert_array_equal(to_item(Group(0, np.ones(1, np.int32), samples)).state["reward"], [rewards])
+
+
+def test_a_group_none_of_whose_replies_came_has_no_rewards():
+    pool = HandPool(length)
+    with generating(Talk("A"), pool, tokenizer=Ending(), group_size=4, max_tokens=40, **MIXED) as at:
+        pool.replies = lambda prompt, turns: None
+        samples = begin(at).result(S).samples
+    ended = [sample.finish_reason == "stop" for sample in samples]
+    assert any(ended)
+    assert np.isnan([sample.reward for sample in samples]).tolist() == ended
+
+
+def test_a_reply_to_an_earlier_attempt_is_ignored():
+    pool, late = HandPool(length), []
+    with generating(Talk("A"), pool, tokenizer=Ending(), group_size=2, max_tokens=40, **MIXED) as at:
+        answers = pool.reply
+        pool.reply = lambda prompt, turns: late.append((Future(), turns)) or late[-1][0]
+        future = begin(at, position=5)
+        until(lambda: len(late) == 2, "both turns", S)
+        pool.reply = answers
+        expire(at.generation, 5)
+        until(lambda: at.metrics.snapshot().get("rollout/lost_groups"), "the next attempt", S)
+        for unanswered, _ in late:
+            unanswered.set_result(None)
+        samples = future.result(S).samples
+    assert not np.isnan([sample.reward for sample in samples]).any()
 
 
 # ---- weights

@@ -14,7 +14,7 @@ LAYERS = [
     {"run"},
     {"learner_role", "serve_role", "supervisor"},
     {"child", "llm_session", "session"},
-    {"evaluate_llm", "llm_warm_start"},
+    {"evaluate_llm", "llm_serving", "llm_warm_start"},
     {
         "agents",
         "ending",

@@ -1,4 +1,4 @@
-"""google-jetstream's own client at its server over our engine, a process of its own, and at our server."""
+"""google-jetstream's own client at its server over our engine, a process of its own, and at our servers."""
 
 import dataclasses
 import sys
@@ -11,6 +11,7 @@ from decode_harness import CONFIG, make_params, near_misses, random_prompts
 from jetstream_harness import DecodeRequest, TextContent, TokenContent, make_jetstream
 from processes import Processes
 from server_harness import wait_until
+from serving_run import MAX_TOKENS, ServingRun
 
 from seedx.inference import jetstream_server
 from seedx.inference.jetstream_driver import JetStreamDriver
@@ -76,6 +77,25 @@ def test_jetstreams_client_at_our_own_server(tmp_path):
             expected = serving.expected(prompt, 8, temperature=0.0)[0]
             tokens = ask(stub, token_content=TokenContent(token_ids=prompt))
             assert tokens == expected.tokens[: len(expected.tokens) - (expected.finish_reason == "stop")].tolist()
+
+
+def test_jetstreams_client_at_a_run_that_learns(tmp_path):
+    prompt, told = tuple(b"tr7="), {}
+    with Processes(tmp_path) as processes:
+        run = ServingRun(processes)
+        with grpc.insecure_channel(run.address) as channel:
+            stub = jetstream_pb2_grpc.OrchestratorStub(channel)
+            assert stub.HealthCheck(jetstream_pb2.HealthCheckRequest()).is_live
+            for updates in (0, 20):
+                run.learn(updates)
+                run.process.until(lambda updates=updates: run.generate(prompt).versions[0] == updates, "the updates")
+                told[updates] = ask(stub, MAX_TOKENS, token_content=TokenContent(token_ids=prompt))
+                assert set(run.generate(prompt).versions) == {updates}  # before and after: of that version
+        run.process.send(15)
+        assert run.process.wait() == 143, run.process.said
+    for version, tokens in told.items():
+        run.check(version, prompt, tokens)
+    assert told[0] != told[20]
 
 
 def test_versions_that_cannot_be_used_are_told_once_and_left(tmp_path, capfd):

@@ -233,6 +233,32 @@ def test_a_signal_ends_a_run_with_a_checkpoint_to_go_on_from(processes, tmp_path
         assert a["env_steps"] <= b["env_steps"]
 
 
+def test_a_warm_start_ends_with_the_runs_time_and_begins_anew_at_a_resume(processes, tmp_path):
+    run_dir = tmp_path / "run"
+    never = ("--warm-start.reward", "0.9", "--warm-start.max-updates", "1000000")
+    run = learn(processes, run_dir, *WARM, *never, "--seconds", "5")
+    assert "warm start: supervised" in run.out
+    assert "done, --seconds are over before the first update" in run.out.splitlines()[-1]
+    assert (summary(run_dir)["exit"], summary(run_dir)["updates"]) == ("seconds", 0)
+    assert not list(run_dir.glob("checkpoints/*"))
+    assert run.err == ""
+    resumed = learn(
+        processes, run_dir, "--resume", "--warm-start.reward", "0.000001", "--seconds", "600", "--steps", "4"
+    )
+    assert "warm start: done" in resumed.out
+    assert summary(run_dir)["exit"] == "steps"
+
+
+def test_the_first_evaluation_ends_with_the_runs_time(processes, tmp_path):
+    run_dir = tmp_path / "run"
+    flags = ("--task", "text_tasks:stepped", "--held-out.num-prompts", "12", "--reward.timeout-s", "600")
+    (tmp_path / "allowed").write_text("0")  # it never comes to its end
+    run = learn(processes, run_dir, *flags, "--seconds", "20")
+    assert (summary(run_dir)["exit"], summary(run_dir)["updates"]) == ("seconds", 0)
+    assert summary(run_dir)["held_out_reward_before"] is summary(run_dir)["held_out_reward_after"] is None
+    assert run.err == ""
+
+
 def test_a_signal_before_the_first_update_ends_a_run_at_once(processes, tmp_path):
     run = start(processes, tmp_path / "run", *WARM)
     run.until(lambda: "warm start: supervised" in run.out, "the warm start")
@@ -280,6 +306,20 @@ def test_a_run_goes_on_without_the_rewards_that_cannot_be_computed(processes, tm
         assert {completion["reward"] is None for completion in row["completions"]} == {row["prompt"] == fault}
 
 
+def test_a_run_goes_on_without_the_replies_that_never_come(processes, tmp_path):
+    run_dir = tmp_path / "run"
+    flags = ("--reward.timeout-s", "1", "--reward.retries", "0", "--steps", "16", "--rollout.max-tokens", "400")
+    run = learn(processes, run_dir, "--task", "text_tasks:silent", *flags)
+    assert summary(run_dir)["exit"] == "steps"
+    assert "a reply of task text_tasks:silent failed: no reply within 1 s (--reward.timeout-s)" in run.out
+    assert last(run_dir, "reward/unscored") >= 1
+    for line in (run_dir / "samples.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        for completion in row["completions"]:
+            silent = row["prompt"] == "silent=" and completion["finish_reason"] == "stop"
+            assert (completion["reward"] is None) == silent
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -291,12 +331,15 @@ def test_a_run_goes_on_without_the_rewards_that_cannot_be_computed(processes, tm
         (("--model", "/nowhere/model"), "The model '/nowhere/model' is none of these"),
         (("--rollout.max-prompt-tokens", "2"), "all 12 prompts are longer than --rollout.max-prompt-tokens"),
         (("--grpo.overlong-tokens", "9"), "grpo.overlong_tokens (9) must not exceed the 8 tokens"),
+        ((*WARM, "--decode.memory-budget", "1MB"), "holds no decode engine"),
+        ((*WARM, "--decode.memory-budget", "900TB"), "is more than the memory there is"),
     ],
 )
 def test_what_no_restart_mends_ends_the_run_with_one_clear_line(processes, tmp_path, flags, words):
     run = learn(processes, tmp_path / "run", *flags, code=2)
     assert words in run.err
     assert "Traceback" not in run.said
+    assert "warm start" not in run.out  # which takes long
 
 
 def test_a_run_on_its_own_lines_of_a_file(processes, tmp_path):

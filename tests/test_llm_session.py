@@ -70,6 +70,15 @@ def test_a_last_checkpoint_that_cannot_be_written_is_a_failure_though_the_crew_s
     assert crew.stop.is_set()
 
 
+def test_a_checkpoint_holds_no_rewards_of_completions_that_a_resume_generates_anew(tmp_path, monkeypatch):
+    session, saved = LlmSession(LlmConfig(), tmp_path, False, Crew(), []), []
+    session._checkpointer, session.learner = None, SimpleNamespace(state=SimpleNamespace(position=7))
+    session._rollouts = SimpleNamespace(rewards=lambda before: [f"of prompts before {before}"])
+    monkeypatch.setattr("seedx.llm_resume.save_llm_run", lambda *arguments: saved.append(arguments))
+    session._save()
+    assert saved[0][3].rewards == ["of prompts before 7"]
+
+
 def test_all_completions_of_a_run_may_wait_for_a_reward_and_those_of_an_evaluation_too():
     large = LlmConfig(max_staleness=7, grpo=GrpoConfig(group_size=16), learner=TextLearnerConfig(batch_size=512))
     assert completions_ahead(large) == 8 * 512 * 16 + 256
@@ -146,7 +155,7 @@ def batches_of(monkeypatch, prompts, count):
     setup = Setup(task, "tiny", CONFIG, Alphabet(), None, sharding.serve_mesh(), 5, 4, contextlib.nullcontext())
     config = LlmConfig(warm_start=WarmStartConfig(reward=0.5, batch_size=4))
     source = PromptSource(prompts, 1)
-    llm_warm_start.warm_started(config, setup, source, Model(CONFIG), {}, lambda: False, lambda _: None)
+    llm_warm_start.warm_started(config, setup, source, Model(CONFIG), {}, lambda: None, lambda _: None)
     return batches
 
 

@@ -18,7 +18,7 @@ from processes import Processes, until
 
 from seedx.checks import ConfigError
 from seedx.envs.text.reward_worker import as_scores
-from seedx.envs.text.rewards import RewardPool, RewardQueueFullError
+from seedx.envs.text.rewards import Reply, RewardPool, RewardQueueFullError
 from seedx.envs.text.task import Prompt
 from seedx.metrics import Metrics
 from seedx.reward_config import RewardConfig
@@ -132,6 +132,41 @@ def test_what_is_no_reward_leaves_no_score_and_the_worker_alive(open_pool, capsy
     for line, said in zip(lines, NO_REWARDS.values(), strict=True):  # Each once, and an eleventh kind not at all.
         assert said in line
     assert "others are only counted" in lines[-1]
+
+
+def test_replies_arrive_with_their_turns_and_beside_rewards(open_pool):
+    with open_pool() as pool:
+        prompt = Prompt("length", answer="\udc80a")
+        with pytest.raises(TypeError, match="JSON"):
+            pool.reply(Prompt("length", extra={"bad": b""}), ["count"])
+        assert pool.reply(Prompt("length", answer="a"), ["\udc80", "count"]).result(S) == Reply("a2€")
+        assert pool.reply(prompt, ["none"]).result(S) == Reply(None)
+        assert pool.submit(prompt, "four").result(S) == {"reward": 4.0}
+        row = pool.metrics.snapshot()
+        assert row["reply/latency_ms"] > 0
+        assert "reward/failed" not in row
+
+
+NO_REPLIES = {
+    "number": "a reply of task faulty_tasks:make failed: TypeError: reply returned 3 (int); text, or None",
+    "surrogate": "UnicodeEncodeError",
+    "raises": "LookupError",
+    "dies": "exited with 7",
+}
+
+
+def test_what_is_no_reply_is_told_from_the_end_of_a_conversation(open_pool, capsys):
+    with open_pool() as pool:
+        for turn in NO_REPLIES:
+            assert pool.reply(Prompt("length"), [turn]).result(S) is None
+        endless = pool.reply(Prompt("length"), ["loops"])
+        expire(pool, "length")
+        assert endless.result(S) is None
+        assert pool.reply(Prompt("length"), ["none"]).result(S) == Reply(None)
+        assert figures(pool, "failed", "unscored", "restarts", "timeouts") == [5, 5, 2, 1]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "a reply of task" in line]
+    for line, said in zip(lines, [*NO_REPLIES.values(), "no reply within 100 s (--reward.timeout-s)"], strict=True):
+        assert said in line
 
 
 def test_a_retry_that_works_scores(open_pool, tmp_path):

@@ -352,6 +352,8 @@ def test_the_mean_reward_is_over_the_newest_completions_those_before_a_resume_to
         at.generation.score(0, 1.0, 3.0)
         at.groups.take(1, S)
         assert at.rollouts.rewards() == [7.0, 1.0, 3.0]
+        assert at.rollouts.rewards(before=1) == [7.0, 1.0, 3.0]
+        assert at.rollouts.rewards(before=0) == [7.0]  # a resume from there generates the others anew
     with rolling(Pace(1, 0)) as at:
         mean, count = at.rollouts.mean_reward()
     assert np.isnan(mean)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from pathlib import Path
 
 from faulty_tasks import Faulty
 
@@ -40,6 +42,32 @@ class Talking(Bytes):
         return f"{len(turns)}?" if len(turns) < 3 else None
 
 
+class Silent(Bytes):
+    """Never answers every third prompt."""
+
+    def prompts(self, split):
+        return [Prompt(f"{text}=") for text in ("silent", "a", "b")]
+
+    def reply(self, prompt, turns):
+        while prompt.text == "silent=":
+            pass
+
+
+class Stepped(Bytes):
+    """Computes as many rewards as the file "allowed" says, and waits with the others."""
+
+    reward_waits = True
+
+    def __init__(self):
+        self._numbers = itertools.count()
+
+    def reward(self, prompt, completion):
+        number = next(self._numbers)
+        while number >= int(Path("allowed").read_text()):
+            time.sleep(0.01)
+        return super().reward(prompt, completion)
+
+
 class Broken(Faulty):
     """The rewards of `Faulty`, one kind for every third prompt; the others count characters."""
 
@@ -72,6 +100,14 @@ def slow():
 
 def talking():
     return Talking()
+
+
+def silent():
+    return Silent()
+
+
+def stepped():
+    return Stepped()
 
 
 def loops():

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from seedx.envs.text.group import REASONS, Group
-from seedx.envs.text.rewards import RewardPool
+from seedx.envs.text.rewards import Reply, RewardPool
 from seedx.envs.text.task import MultiTurnTask, Prompt, Scores, Task
 from seedx.envs.text.track import Track
 from seedx.inference.requests import Handle, QueueFullError, Request
@@ -67,6 +67,7 @@ class _Job:
     tracks: list[Track] = field(default_factory=list)
     handles: set[Handle] = field(default_factory=set)  # of this attempt; those of earlier ones are ignored
     postponed: int = 0  # turns of this attempt that the scheduler has had no room for
+    unanswered: int = 0  # turns of this attempt that the environment has not replied to
     unscored: int = 0  # rewards that are still computed
     attempt: int = 0
     asked_at: float = math.inf
@@ -90,7 +91,7 @@ class Generation:
         scheduler: At work.
         task: Of the prompts.
         tokenizer: Of the model.
-        pool: Computes rewards.
+        pool: Computes rewards and replies.
         settings: How completions are made.
         metrics: Counts what was lost.
         crew: Runs the thread.
@@ -107,7 +108,7 @@ class Generation:
         crew: Crew,
     ) -> None:
         self._scheduler, self._tokenizer, self._pool = scheduler, tokenizer, pool
-        self._reply = task.reply if isinstance(task, MultiTurnTask) else None
+        self._replies = isinstance(task, MultiTurnTask)
         self._weights: Mapping[str, float] = getattr(task, "reward_weights", {})
         self._settings, self._metrics, self._crew = settings, metrics, crew
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # a few for each job
@@ -166,7 +167,7 @@ class Generation:
     def _ask(self, job: _Job) -> None:
         """Asks for the first turn of all completions."""
         job.tracks = [Track() for _ in range(job.group_size)]
-        job.handles, job.postponed, job.asked_at = set(), 0, math.inf
+        job.handles, job.postponed, job.unanswered, job.asked_at = set(), 0, 0, math.inf
         self._submit(job, job.tokens, job.seed, job.tracks)
         job.asked_at = time.monotonic()  # not before it is asked for, perhaps by our caller
 
@@ -213,17 +214,35 @@ class Generation:
             return
         for track, completion in zip(tracks, completions, strict=True):
             track.add(completion)
-            self._go_on(job, track, completion.finish_reason)
-        if not job.handles and not job.postponed:
+            track.finish_reason = completion.finish_reason
+            if self._replies and completion.finish_reason == "stop":
+                self._ask_environment(job, track)
+        self._end_if_over(job)
+
+    def _ask_environment(self, job: _Job, track: Track) -> None:
+        job.unanswered += 1
+        attempt, future = job.attempt, self._pool.reply(job.prompt, track.turns)
+        future.add_done_callback(lambda _: self._events.put(lambda: self._replied(job, attempt, track, future)))
+
+    def _replied(self, job: _Job, attempt: int, track: Track, future: Future[Reply | None]) -> None:
+        """The environment's turn is over."""
+        if attempt != job.attempt:
+            return
+        job.unanswered -= 1
+        self._heard_at = time.monotonic()
+        reply = future.result(0.0)
+        track.is_broken = reply is None
+        if reply is not None and reply.text is not None:
+            self._go_on(job, track, reply.text)
+        self._end_if_over(job)
+
+    def _end_if_over(self, job: _Job) -> None:
+        if not job.handles and not job.postponed and not job.unanswered:
             self._generating.discard(job)
             self._score(job)
 
-    def _go_on(self, job: _Job, track: Track, reason: str) -> None:
-        """The environment's turn: a reply and the model's next turn, or the end."""
-        reply = self._reply(job.prompt, track.turns) if self._reply and reason == "stop" else None
-        if reply is None:
-            track.finish_reason = reason
-            return
+    def _go_on(self, job: _Job, track: Track, reply: str) -> None:
+        """The model's next turn, or the end if there is no room for one."""
         tokens = self._tokenizer.encode(reply, add_bos=False)
         if track.length + len(tokens) >= self._settings.max_tokens:
             track.finish_reason = "length"
@@ -257,19 +276,25 @@ class Generation:
     # ---- scoring
 
     def _score(self, job: _Job) -> None:
-        job.unscored = len(job.tracks)
-        for track in job.tracks:
+        whole = [track for track in job.tracks if not track.is_broken]  # others get no reward
+        job.unscored = len(whole)
+        for track in whole:
             future = self._pool.submit(job.prompt, track.text)
             future.add_done_callback(
                 lambda future, track=track: self._events.put(lambda: self._scored(job, track, future))
             )
+        if not whole:
+            self._finish(job)
 
     def _scored(self, job: _Job, track: Track, future: Future[Scores | None]) -> None:
         track.scores = future.result(0.0)
         job.unscored -= 1
         if not job.unscored:
-            samples = [track.sample(self._reward(track, job.shaped)) for track in job.tracks]
-            job.future.set_result(Group(job.position, np.array(job.tokens, np.int32), samples))
+            self._finish(job)
+
+    def _finish(self, job: _Job) -> None:
+        samples = [track.sample(self._reward(track, job.shaped)) for track in job.tracks]
+        job.future.set_result(Group(job.position, np.array(job.tokens, np.int32), samples))
 
     def _reward(self, track: Track, shaped: bool) -> float:
         """The weighted sum of its scores; NaN if there are none, or it is nothing that a float32 can hold."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from seedx.envs.text.sandbox_process import MODE
-from seedx.envs.text.task import Scores
 from seedx.parent import PARENT_PID
 from seedx.reward_config import RewardConfig
 
@@ -36,12 +35,13 @@ State = Literal["stopped", "starting", "ready"]
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A completion whose reward is wanted.
+    """A completion whose reward is wanted, or turns that are to be replied to.
 
     Attributes:
         id: Unique in the pool.
+        kind: Which of both, for people.
         line: As the worker reads it.
-        future: Its scores, or None.
+        future: What comes of it, or None.
         submitted_at: By `time.monotonic`.
         attempts: That failed.
         alone: Whether it ran in a process that crashed while others ran: who is at fault shows next time.
@@ -49,8 +49,9 @@ class Request:
     """
 
     id: int
+    kind: Literal["reward", "reply"]
     line: bytes
-    future: Future[Scores | None]
+    future: Future[Any]
     submitted_at: float
     attempts: int = 0
     alone: bool = False

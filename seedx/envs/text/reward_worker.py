@@ -1,10 +1,11 @@
-"""A process that computes rewards of a task: requests come over stdin, replies go to stdout.
+"""A process that computes rewards of a task, and what it replies to turns: requests come over stdin.
 
     python -m seedx.envs.text.reward_worker --task TASK --memory-bytes N --concurrency N
 
 One JSON object a line. First it says {"ready": true, "waits": whether rewards are computed at the same time}, or
-{"fatal": why the task cannot be made, "final": whether another try is useless}. Then each {"id", "prompt",
-"completion"} is answered with {"id", "scores"} or {"id", "error"}, and "seconds", which it took.
+{"fatal": why the task cannot be made, "final": whether another try is useless}, on stdout. Then each {"id", "prompt",
+"completion"} is answered with {"id", "scores"}, each {"id", "prompt", "turns"} with {"id", "reply"}, or either with
+{"id", "error"}, and "seconds", which it took.
 
 Rewards that compute run one after another on the main thread, where signals work too; those that wait have threads.
 What they print goes to stderr. No jax.
@@ -104,10 +105,14 @@ def _serve_many(task: Task, requests: BinaryIO, replies: BinaryIO, concurrency: 
 def _answer(task: Task, request: Mapping[str, Any]) -> dict[str, Any]:
     process, started = os.getpid(), time.monotonic()
     try:
-        result = {"scores": as_scores(task.reward(Prompt.from_json(request["prompt"]), request["completion"]))}
-    except BaseException as error:  # SystemExit too: the reward failed, the worker did not.
+        prompt = Prompt.from_json(request["prompt"])
+        if "turns" in request:
+            result = {"reply": as_reply(task.reply(prompt, request["turns"]))}  # type: ignore[attr-defined]
+        else:
+            result = {"scores": as_scores(task.reward(prompt, request["completion"]))}
+    except BaseException as error:  # SystemExit too: the task failed, the worker did not.
         result = {"error": _describe(error)}
-    if os.getpid() != process:  # A child that the reward forked and that came back here: the request is its parent's.
+    if os.getpid() != process:  # A child that the task forked and that came back here: the request is its parent's.
         os._exit(0)
     return {"id": request["id"], "seconds": time.monotonic() - started, **result}
 
@@ -133,6 +138,24 @@ def as_scores(reward: Any) -> Scores:
         if not math.isfinite(scores[name]):
             raise ValueError(f"reward returned {_short(reward)}; numbers must be finite.")
     return scores
+
+
+def as_reply(reply: Any) -> str | None:
+    """What a task's `reply` returned.
+
+    Raises:
+        TypeError: it is neither text nor None.
+        UnicodeEncodeError: it is no text that a tokenizer could read.
+    """
+    if reply is None:
+        return None
+    if not isinstance(reply, str):
+        raise TypeError(
+            f"reply returned {_short(reply)} ({type(reply).__name__}); text, or None where the conversation is over, "
+            "is needed."
+        )
+    reply.encode()
+    return reply
 
 
 def _short(value: Any) -> str:

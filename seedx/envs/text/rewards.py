@@ -1,4 +1,4 @@
-"""Rewards of completions, computed in processes of their own: what loops, crashes or prints hurts nobody else.
+"""Rewards of completions and replies to turns, computed in processes: what loops, crashes or prints hurts nobody else.
 
 Threading: any thread may submit; one thread of the crew has the workers and completes the futures.
 """
@@ -13,9 +13,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from seedx.checks import ConfigError
 from seedx.envs.text.reward_process import START_S, BrokenWorkerError, Request, RewardProcess, wait_for
@@ -35,14 +35,20 @@ class RewardQueueFullError(RuntimeError):
     """More completions wait for a reward than the pool takes."""
 
 
+class Reply(NamedTuple):
+    """What a task replied to some turns; None: the conversation is over."""
+
+    text: str | None
+
+
 class RewardPool:
-    """Computes the rewards of one task in worker processes.
+    """Computes the rewards of one task in worker processes, and its replies where it has several turns.
 
     A reward that raises, exceeds `config.timeout_s`, ends its process or is no finite number is computed again
     `config.retries` times; then its result is None: the completion has no score, which is not a score of 0. At the
     deadline the process is killed with all it started, and replaced. Others that it had are computed again without this
     counting against them; when a process that computes several at the same time dies by itself, each is next computed
-    alone, which shows whose fault it is.
+    alone, which shows whose fault it is. All this holds for replies too.
 
     A task that cannot be made stops the crew with ConfigError. As soon as the crew stops, open futures are cancelled.
 
@@ -53,7 +59,7 @@ class RewardPool:
             `reward/timeouts` (those of them that took too long), `reward/retried`, `reward/unscored` and
             `reward/restarts` (processes).
         crew: Runs the pool's thread.
-        max_waiting: Completions that wait for a worker.
+        max_waiting: Completions, and turns, that wait for a worker.
     """
 
     def __init__(
@@ -84,17 +90,24 @@ class RewardPool:
             TypeError: the prompt holds what JSON cannot.
             RuntimeError: the pool is closed.
         """
+        return self._submit("reward", {"prompt": prompt.to_json(), "completion": completion})
+
+    def reply(self, prompt: Prompt, turns: Sequence[str]) -> Future[Reply | None]:
+        """Asks for what the task replies to the model's turns so far, None if it cannot be had; as `submit` does."""
+        return self._submit("reply", {"prompt": prompt.to_json(), "turns": list(turns)})
+
+    def _submit(self, kind: Literal["reward", "reply"], fields: Mapping[str, Any]) -> Future[Any]:
         number, future = next(self._ids), Future()
-        line = json.dumps({"id": number, "prompt": prompt.to_json(), "completion": completion}).encode() + b"\n"
+        line = json.dumps({"id": number, **fields}).encode() + b"\n"
         with self._lock:
             if self._closed:
                 raise RuntimeError("The reward pool is closed.")
             if len(self._waiting) >= self._max_waiting:
                 raise RewardQueueFullError(
-                    f"{len(self._waiting)} completions wait for a reward of {self._task}, as many as the pool takes: "
+                    f"{len(self._waiting)} completions wait for a {kind} of {self._task}, as many as the pool takes: "
                     "wait for results before more are submitted, or raise --reward.workers."
                 )
-            self._waiting.append(Request(number, line, future, time.monotonic()))
+            self._waiting.append(Request(number, kind, line, future, time.monotonic()))
             asleep, self._awake = not self._awake, True
             if asleep:
                 os.write(self._wake_writes, b"w")
@@ -194,7 +207,7 @@ class RewardPool:
         if "error" in reply:
             self._fail(request, reply["error"])
         else:
-            self._settle(request, reply["scores"])
+            self._settle(request, Reply(reply["reply"]) if request.kind == "reply" else reply["scores"])
 
     def _end_late(self, worker: RewardProcess, now: float) -> None:
         """Kills a worker one of whose requests, or whose start, took too long by `now`."""
@@ -206,7 +219,7 @@ class RewardPool:
             self._metrics.count("reward/timeouts", len(late))
             self._give_back(others)
             for request in late:
-                self._fail(request, f"no reward within {self._config.timeout_s:g} s (--reward.timeout-s)")
+                self._fail(request, f"no {request.kind} within {self._config.timeout_s:g} s (--reward.timeout-s)")
 
     def _replace(self, worker: RewardProcess, why: str) -> None:
         """Deals with a worker that broke: if one reward ran, it is to blame; of several, nobody yet; else its start.
@@ -248,7 +261,7 @@ class RewardPool:
         if why not in self._said and len(self._said) < _KINDS_SAID:
             self._said.add(why)
             last = "; others are only counted (reward/failed)" if len(self._said) == _KINDS_SAID else ""
-            _say(f"a reward of task {self._task} failed: {why}{last}")
+            _say(f"a {request.kind} of task {self._task} failed: {why}{last}")
         request.attempts += 1
         if request.attempts <= self._config.retries:
             self._metrics.count("reward/retried")
@@ -257,10 +270,10 @@ class RewardPool:
             self._metrics.count("reward/unscored")
             self._settle(request, None)
 
-    def _settle(self, request: Request, scores: Scores | None) -> None:
-        self._metrics.time("reward/latency", time.monotonic() - request.submitted_at)
+    def _settle(self, request: Request, result: Scores | Reply | None) -> None:
+        self._metrics.time(f"{request.kind}/latency", time.monotonic() - request.submitted_at)
         with contextlib.suppress(InvalidStateError):  # Its owner has cancelled it.
-            request.future.set_result(scores)
+            request.future.set_result(result)
 
 
 def _say(text: str) -> None:

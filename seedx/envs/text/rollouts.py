@@ -100,7 +100,7 @@ class Rollouts:
         self._finished: queue.SimpleQueue[Group] = queue.SimpleQueue()  # likewise
         self._changed = threading.Condition()
         self._told, self._metrics, self._crew = told, metrics, crew
-        self._rewards: deque[float] = deque(rewards, maxlen=window)
+        self._rewards = deque([(-1, reward) for reward in rewards], maxlen=window)  # with the prompt's position
 
     def start(self, groups: GroupQueue) -> None:
         """Begins; `groups` is where they go."""
@@ -114,10 +114,10 @@ class Rollouts:
             self._updates = updates
             self._changed.notify()
 
-    def rewards(self) -> list[float]:
-        """Of the newest completions."""
+    def rewards(self, before: float = math.inf) -> list[float]:
+        """Of the newest completions; of those of prompts before a position, after which a resume generates anew."""
         with self._changed:
-            return list(self._rewards)
+            return [reward for position, reward in self._rewards if position < before]
 
     def mean_reward(self) -> tuple[float, int]:
         """Over the newest completions, and how many these are; NaN if there are none."""
@@ -209,7 +209,7 @@ class Rollouts:
     def _record(self, group: Group, scored: np.ndarray, has_spread: bool) -> None:
         metrics = self._metrics
         with self._changed:
-            self._rewards.extend(scored.tolist())
+            self._rewards.extend((group.position, reward) for reward in scored.tolist())
         metrics.average("rollout/zero_spread", not has_spread)
         for sample in group.samples:
             for name, score in (sample.scores or {}).items():

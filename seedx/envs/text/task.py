@@ -67,5 +67,9 @@ class MultiTurnTask(Task, Protocol):
     """
 
     def reply(self, prompt: Prompt, turns: Sequence[str]) -> str | None:
-        """The environment's text after the model's turns so far; None: the conversation is over."""
+        """The environment's text after the model's turns so far; None: the conversation is over.
+
+        Runs in a worker process, as `reward` does, perhaps another one each time; may raise. A warm start calls it too,
+        in the learner's process.
+        """
         ...

@@ -24,6 +24,7 @@ class Track:
     text: str = ""
     finish_reason: str = ""
     scores: Scores | None = None
+    is_broken: bool = False  # the environment's turn failed
 
     @property
     def length(self) -> int:
