@@ -82,8 +82,9 @@ class LlmSession:
         from seedx import sharding
         from seedx.agents.grpo import grpo_loss
         from seedx.checkpoint import Checkpointer
-        from seedx.learner.text_learner import Shapes, TextLearner, TextState, rows_of_a_part
+        from seedx.learner.text_learner import Shapes, TextLearner, rows_of_a_part
         from seedx.learner.token_logprobs import Model
+        from seedx.learner.trainable import Trainable
         from seedx.llm_resume import resume_llm_run
         from seedx.llm_warm_start import warm_started
 
@@ -96,6 +97,7 @@ class LlmSession:
         self.learner = TextLearner(
             self._policy,
             partial(grpo_loss, self._policy, config.grpo),
+            Trainable(setup.config, setup.mesh, config.grpo.advantage == "gae", reference=config.grpo.kl_cost > 0),
             config.grpo,
             learner,
             setup.mesh,
@@ -113,11 +115,10 @@ class LlmSession:
         resume = self._resume and self._checkpointer.any()
         if config.warm_start.reward and not resume:
             params = warm_started(config, setup, self._source, self._policy, params, self._interrupted, _say)
-        reference = params if config.grpo.kl_cost else None
-        state = TextState(params, self.learner.init(params), reference, 0, 0, 0, 0)
+        state = self.learner.begin(params)
         self._earlier_rewards: list[float] = []
         if resume:
-            state, progress = resume_llm_run(self._checkpointer, state)
+            state, progress = resume_llm_run(self._checkpointer, self.learner.trainable, state)
             self._seconds_before, self._score_before, self._earlier_rewards = progress
         self.learner.state = state
         self._first_update = state.updates
@@ -180,7 +181,7 @@ class LlmSession:
             self._crew.stop,
             LLM_VIEW,
             self._summary,
-            Warnings(exact=config.learner.dtype == "float32"),
+            Warnings(exact=config.learner.dtype == "float32", groups=config.grpo.advantage != "gae"),
         )
 
     # ---- running
@@ -334,7 +335,8 @@ class LlmSession:
         from seedx.llm_resume import Progress, save_llm_run
 
         progress = Progress(self._seconds(), self._score_before, self._rollouts.rewards())
-        save_llm_run(self._checkpointer, self._config, self.learner.state, progress, block)
+        learner = self.learner
+        save_llm_run(self._checkpointer, self._config, learner.trainable, learner.state, progress, block)
 
     def _finish(self, reason: str) -> None:
         try:
