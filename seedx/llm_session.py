@@ -97,7 +97,14 @@ class LlmSession:
         self.learner = TextLearner(
             self._policy,
             partial(grpo_loss, self._policy, config.grpo),
-            Trainable(setup.config, setup.mesh, config.grpo.advantage == "gae", reference=config.grpo.kl_cost > 0),
+            Trainable(
+                setup.config,
+                setup.mesh,
+                value_head=config.grpo.advantage == "gae",
+                reference=config.grpo.kl_cost > 0,
+                lora=config.lora,
+                seed=config.seed,
+            ),
             config.grpo,
             learner,
             setup.mesh,

@@ -34,6 +34,7 @@ TINY = (
 # Answers that are soon known, and a model that knows them a little.
 WARM = ("--task", "reverse", "--warm-start.reward", "0.000001")
 IN_STEP = ("--max-staleness", "0", "--steps", "40")  # ten updates
+LORA = ("--lora.rank", "4", "--lora.alpha", "8", "--learner.learning-rate", "0.001")
 PPO = ("--grpo.advantage", "gae", "--grpo.gae-lambda", "0.95")
 
 
@@ -146,8 +147,11 @@ def other_arrays(run_dir):
 
 @pytest.mark.parametrize(
     ("flags", "held"),
-    [((*PPO, "--grpo.value-clip", "0.2", "--grpo.kl-cost", "0.1"), {"opt_state", "value_head", "reference"})],
-    ids=["ppo"],
+    [
+        ((*PPO, "--grpo.value-clip", "0.2", "--grpo.kl-cost", "0.1"), {"opt_state", "value_head", "reference"}),
+        ((*PPO, *LORA, "--grpo.kl-cost", "0.1"), {"opt_state", "value_head", "adapters", "base"}),
+    ],
+    ids=["ppo", "lora"],
 )
 def test_all_that_is_trained_is_resumed_bit_for_bit(processes, tmp_path, flags, held):
     whole_dir, run_dir = tmp_path / "whole", tmp_path / "run"
@@ -324,6 +328,8 @@ def test_a_run_goes_on_without_the_rewards_that_cannot_be_computed(processes, tm
         (("--model", "/nowhere/model"), "The model '/nowhere/model' is none of these"),
         (("--rollout.max-prompt-tokens", "2"), "all 12 prompts are longer than --rollout.max-prompt-tokens"),
         (("--grpo.overlong-tokens", "9"), "grpo.overlong_tokens (9) must not exceed the 8 tokens"),
+        (("--lora.rank", "1000"), "lora.rank (1000) must be at most"),
+        (("--grpo.advantage", "gae", "--grpo.dynamic-sampling"), "give --grpo.no-dynamic-sampling"),
     ],
 )
 def test_what_no_restart_mends_ends_the_run_with_one_clear_line(processes, tmp_path, flags, words):

@@ -312,7 +312,7 @@ def test_values_are_learned_beside_the_policy_which_is_published_without_them(tm
     version, params = bench.published[-1]
     assert version == 60
     assert jax.tree.structure(params) == jax.tree.structure(transformer.abstract_params(SMALL))
-    own = jax.tree.leaves(learner.trainable.policy(learner.state.trained))
+    own = jax.tree.leaves(learner.trainable.policy(learner.state.trained, None))
     assert all(leaf is mine for leaf, mine in zip(jax.tree.leaves(params), own, strict=True))
 
 

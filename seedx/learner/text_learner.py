@@ -35,8 +35,8 @@ class TextState(NamedTuple):
     """What learning has come to."""
 
     params: Tree  # of the policy, float32: the published version
-    trained: Tree  # what updates change; the policy's parameters are among it
-    frozen: Tree  # what they only read: see `Trainable`
+    trained: Tree  # what updates change: see `Trainable`
+    frozen: Tree  # what they only read
     opt_state: Tree
     updates: int
     env_steps: int  # completions that were learned from
@@ -132,8 +132,9 @@ class TextLearner:
         self.trainable, self._rows = trainable, sharding.split_rows(mesh)
 
         def loss_of_trained(trained: Tree, frozen: Tree, batch: TokenBatch) -> tuple[jax.Array, dict[str, jax.Array]]:
-            return loss(trainable.policy(trained), frozen, batch, trainable.head(trained))
+            return loss(trainable.policy(trained, frozen), frozen, batch, trainable.head(trained))
 
+        self._policy = trainable.policy_program(params)
         self._programs = make_update(loss_of_trained, make_optimizer(config), mesh, trainable.begin(params)[0])
         self._before: Any = None  # program
         if trainable.value_head or settings.old == "recomputed":
@@ -147,7 +148,7 @@ class TextLearner:
     def begin(self, params: Tree) -> TextState:
         """The state of a run that begins with these parameters of the model."""
         trained, frozen = self.trainable.begin(params)
-        return TextState(self.trainable.policy(trained), trained, frozen, self._programs.init(trained), 0, 0, 0, 0)
+        return TextState(self._policy(trained, frozen), trained, frozen, self._programs.init(trained), 0, 0, 0, 0)
 
     def compile(self) -> MemoryNeeds:
         """Compiles the programs for these shapes, without running them; what an update takes of memory."""
@@ -205,8 +206,10 @@ class TextLearner:
         if not finite:  # The same values; the optimizer's that were put in are donated.
             self.state = state._replace(opt_state=stepped.opt_state)
             raise self._non_finite(batch, figures)
+        with self._launching:
+            policy = self._policy(stepped.params, state.frozen)
         self.state = TextState(
-            self.trainable.policy(stepped.params),
+            policy,
             stepped.params,
             state.frozen,
             stepped.opt_state,
