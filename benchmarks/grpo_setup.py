@@ -23,8 +23,9 @@ from seedx.envs.text.prompts import PromptSource
 from seedx.envs.text.rewards import RewardPool
 from seedx.envs.text.rollouts import Pace, Rollouts
 from seedx.grpo_config import GrpoConfig, TextLearnerConfig
-from seedx.learner.text_learner import Shapes, TextLearner, TextState
+from seedx.learner.text_learner import Shapes, TextLearner
 from seedx.learner.token_logprobs import Model
+from seedx.learner.trainable import Trainable
 from seedx.llm_config import LlmConfig
 from seedx.llm_setup import Setup, layout_of, make_scheduler
 from seedx.metrics import Metrics
@@ -128,7 +129,10 @@ def make_learner(setup: Setup, params: object, publish: Callable[[int, object], 
     shapes = Shapes(NEW_TOKENS, length, GROUPS * GROUP_SIZE)
     loss = partial(grpo_loss, model, settings)
     directory = Path(tempfile.gettempdir())
-    learner = TextLearner(model, loss, settings, LEARNER, setup.mesh, params, shapes, publish, metrics, directory)
-    learner.state = TextState(params, learner.init(params), None, 0, 0, 0, 0)
+    trainable = Trainable(TINY, setup.mesh)
+    learner = TextLearner(
+        model, loss, trainable, settings, LEARNER, setup.mesh, params, shapes, publish, metrics, directory
+    )
+    learner.state = learner.begin(params)
     learner.compile()
     return learner

@@ -18,7 +18,12 @@ class GrpoConfig:
         advantage: What a completion's reward is compared with, and divided by. group_std: its group's mean and
             deviation (GRPO). group_mean: the mean alone (Dr. GRPO, 2503.20783). batch_std: its group's mean and the
             deviation of all. leave_one_out: the mean of the others (RLOO, 2402.14740). whitened: mean and deviation
-            over all tokens, after the group's mean (REINFORCE++-baseline, 2501.03262).
+            over all tokens, after the group's mean (REINFORCE++-baseline, 2501.03262). gae: of each token, with the
+            values of a head that is trained with the policy, whitened over all tokens (PPO, 1707.06347; 1506.02438).
+        gae_lambda: Of gae: 1 compares the whole reward with the value, less trusts later values more.
+        discount: Of gae: what a reward loses with each token that is sampled before it.
+        value_cost: Of gae: weight of the value loss.
+        value_clip: Of gae: how far from its old value a value may go to be better (PPO's clipped value loss); 0: any.
         loss: clip: of each token's ratio (1707.06347). gspo: of a completion's (2507.18071). cispo: the clipped ratio
             weighs the log-probability, so that no token loses its gradient (2506.13585).
         clip_low: Ratios below 1 - clip_low are clipped.
@@ -41,7 +46,11 @@ class GrpoConfig:
     """
 
     group_size: int = 8
-    advantage: Literal["group_std", "group_mean", "batch_std", "leave_one_out", "whitened"] = "group_std"
+    advantage: Literal["group_std", "group_mean", "batch_std", "leave_one_out", "whitened", "gae"] = "group_std"
+    gae_lambda: float = 1.0
+    discount: float = 1.0
+    value_cost: float = 0.5
+    value_clip: float = 0.0
     loss: Literal["clip", "gspo", "cispo"] = "clip"
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -61,12 +70,21 @@ class GrpoConfig:
     overlong_tokens: int = 0
 
     def __post_init__(self) -> None:
+        least = 1 if self.advantage == "gae" else 2
         require(
-            self.group_size >= 2,
-            f"grpo.group_size ({self.group_size}) must be at least 2: a completion is compared with others.",
+            self.group_size >= least,
+            f"grpo.group_size ({self.group_size}) must be at least {least}"
+            + ("." if least == 1 else ": a completion is compared with others, unless --grpo.advantage is gae."),
         )
+        require(
+            self.advantage != "gae" or not self.dynamic_sampling,
+            f"grpo.dynamic_sampling ({self.dynamic_sampling}) must be off with --grpo.advantage gae, which learns from "
+            "groups whose rewards are all equal too; give --grpo.no-dynamic-sampling.",
+        )
+        for name in ("gae_lambda", "discount"):
+            require(0 <= getattr(self, name) <= 1, f"grpo.{name} ({getattr(self, name)}) must lie in [0, 1].")
         positive(self, "clip_low", "clip_high", "max_discarded")
-        not_negative(self, "kl_cost", "entropy_cost", "overlong_tokens")
+        not_negative(self, "kl_cost", "entropy_cost", "overlong_tokens", "value_cost", "value_clip")
         require(self.clip_low < 1, f"grpo.clip_low ({self.clip_low}) must be below 1: ratios are positive.")
         require(self.dual_clip == 0 or self.dual_clip > 1, f"grpo.dual_clip ({self.dual_clip}) must be 0, or above 1.")
         require(self.importance_bound > 1, f"grpo.importance_bound ({self.importance_bound}) must be above 1.")

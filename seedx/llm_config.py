@@ -16,6 +16,7 @@ from seedx.grpo_config import (
     TextLearnerConfig,
     WarmStartConfig,
 )
+from seedx.lora_config import LoraConfig
 from seedx.reverb_address import SCHEME, parse_address
 from seedx.reward_config import RewardConfig
 from seedx.table_config import TableConfig
@@ -73,6 +74,7 @@ class LlmConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     learner: TextLearnerConfig = field(default_factory=TextLearnerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     held_out: HeldOutConfig = field(default_factory=HeldOutConfig)
     table: TableConfig = field(default_factory=TableConfig)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from seedx.checkpoint import Checkpointer
 from seedx.learner.text_learner import TextState
+from seedx.learner.trainable import Trainable
 from seedx.llm_config import LlmConfig
 
 
@@ -25,7 +26,12 @@ class Progress(NamedTuple):
 
 
 def save_llm_run(
-    checkpointer: Checkpointer, config: LlmConfig, state: TextState, progress: Progress, block: bool
+    checkpointer: Checkpointer,
+    config: LlmConfig,
+    trainable: Trainable,
+    state: TextState,
+    progress: Progress,
+    block: bool,
 ) -> None:
     """Writes a checkpoint; with `block` it is finished on return."""
     metadata = {
@@ -36,29 +42,28 @@ def save_llm_run(
         "position": state.position,
         **progress._asdict(),
     }
-    checkpointer.save(state.updates, state.params, _other_arrays(state), metadata, block=block)
+    checkpointer.save(state.updates, state.params, _other_arrays(trainable, state), metadata, block=block)
 
 
-def resume_llm_run(checkpointer: Checkpointer, fresh: TextState) -> tuple[TextState, Progress]:
+def resume_llm_run(checkpointer: Checkpointer, trainable: Trainable, fresh: TextState) -> tuple[TextState, Progress]:
     """The newest good checkpoint.
 
     Raises:
         CheckpointError: there is no good one, or it is of another network or optimizer.
     """
-    found = checkpointer.restore(fresh.params, _other_arrays(fresh))
+    found = checkpointer.restore(fresh.params, _other_arrays(trainable, fresh))
     metadata: dict[str, Any] = found.metadata
     print(f"resumed at update {found.update:,} ({metadata['env_steps']:,} completions).", flush=True)
     state = TextState(
         found.params,
+        *trainable.restored(found.params, found.state),
         found.state["opt_state"],
-        found.state.get("reference"),
         found.update,
         *(int(metadata[name]) for name in ("env_steps", "tokens", "position")),
     )
     return state, Progress(*(metadata[name] for name in Progress._fields))
 
 
-def _other_arrays(state: TextState) -> dict[str, Any]:
+def _other_arrays(trainable: Trainable, state: TextState) -> dict[str, Any]:
     """What a checkpoint holds beside the parameters."""
-    reference = {} if state.reference is None else {"reference": state.reference}
-    return {"opt_state": state.opt_state, **reference}
+    return {"opt_state": state.opt_state, **trainable.stored(state.trained, state.frozen)}

@@ -88,8 +88,9 @@ class LlmSession:
         from seedx import sharding
         from seedx.agents.grpo import grpo_loss
         from seedx.checkpoint import Checkpointer
-        from seedx.learner.text_learner import Shapes, TextLearner, TextState, rows_of_a_part
+        from seedx.learner.text_learner import Shapes, TextLearner, rows_of_a_part
         from seedx.learner.token_logprobs import Model
+        from seedx.learner.trainable import Trainable
         from seedx.llm_resume import resume_llm_run
         from seedx.llm_warm_start import warm_started
 
@@ -102,6 +103,14 @@ class LlmSession:
         self.learner = TextLearner(
             self._policy,
             partial(grpo_loss, self._policy, config.grpo),
+            Trainable(
+                setup.config,
+                setup.mesh,
+                value_head=config.grpo.advantage == "gae",
+                reference=config.grpo.kl_cost > 0,
+                lora=config.lora,
+                seed=config.seed,
+            ),
             config.grpo,
             learner,
             setup.mesh,
@@ -119,11 +128,10 @@ class LlmSession:
         resume = self._resume and self._checkpointer.any()
         if config.warm_start.reward and not resume:
             params = warm_started(config, setup, self._source, self._policy, params, self._ending.check, _say)
-        reference = params if config.grpo.kl_cost else None
-        state = TextState(params, self.learner.init(params), reference, 0, 0, 0, 0)
+        state = self.learner.begin(params)
         self._earlier_rewards: list[float] = []
         if resume:
-            state, progress = resume_llm_run(self._checkpointer, state)
+            state, progress = resume_llm_run(self._checkpointer, self.learner.trainable, state)
             self._seconds_before, before, self._earlier_rewards = progress
             self._scores_before = np.array(before)
         self.learner.state = state
@@ -187,7 +195,7 @@ class LlmSession:
             self._crew.stop,
             LLM_VIEW,
             self._summary,
-            Warnings(exact=config.learner.dtype == "float32"),
+            Warnings(exact=config.learner.dtype == "float32", groups=config.grpo.advantage != "gae"),
         )
 
     # ---- running
@@ -325,9 +333,10 @@ class LlmSession:
     def _save(self, block: bool = False) -> None:
         from seedx.llm_resume import Progress, save_llm_run
 
-        rewards = self._rollouts.rewards(self.learner.state.position)
+        learner = self.learner
+        rewards = self._rollouts.rewards(learner.state.position)
         progress = Progress(self._seconds(), self._scores_before.tolist(), rewards)
-        save_llm_run(self._checkpointer, self._config, self.learner.state, progress, block)
+        save_llm_run(self._checkpointer, self._config, learner.trainable, learner.state, progress, block)
 
     def _finish(self, reason: str) -> None:
         try:

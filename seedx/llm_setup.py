@@ -30,6 +30,7 @@ from seedx.inference.scheduler import Limits, Scheduler
 from seedx.llm_config import LlmConfig
 from seedx.metrics import Metrics
 from seedx.networks import transformer
+from seedx.networks.lora import check_rank
 from seedx.networks.model_source import open_model
 from seedx.networks.transformer_config import TransformerConfig
 from seedx.threads import Crew
@@ -108,6 +109,7 @@ def set_up(config: LlmConfig) -> tuple[Setup, Tree]:
         f"{model.config.max_length} that {model.name} knows; lower --rollout.max-prompt-tokens or "
         "--rollout.max-tokens.",
     )
+    check_rank(model.config, config.lora.rank)
     overlong = config.grpo.overlong_tokens
     require(
         overlong <= max_tokens,

@@ -22,10 +22,11 @@ class Warnings:
 
     Args:
         exact: Whether engine and learner compute in the same precision as the weights are kept in.
+        groups: Whether a completion is compared with those of its group, and learns nothing where all are equal.
     """
 
-    def __init__(self, exact: bool) -> None:
-        self._exact = exact
+    def __init__(self, exact: bool, groups: bool = True) -> None:
+        self._exact, self._groups = exact, groups
         self._first_entropy: float | None = None
         self._before: deque[tuple[float, float]] = deque(maxlen=_FLAT_ROWS)  # reward, divergence
 
@@ -62,7 +63,7 @@ class Warnings:
 
     def _no_spread(self, row: Figures) -> str:
         none = row.get("rollout/zero_spread", 0.0)
-        if none < _NO_SPREAD:
+        if not self._groups or none < _NO_SPREAD:
             return ""
         return (
             f"in {none:.0%} of the groups all rewards are equal, and teach nothing: the prompts are too hard or too "

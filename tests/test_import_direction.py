@@ -51,6 +51,7 @@ LAYERS = [
         "device_config",
         "grpo_config",
         "learner_config",
+        "lora_config",
         "reward_config",
         "table_config",
         "reverb_address",

@@ -7,6 +7,7 @@ import signal
 
 import documented
 import grpc
+import orbax.checkpoint as ocp
 import pytest
 from bits import assert_bit_equal
 from processes import QUICK, Processes, last
@@ -33,6 +34,8 @@ TINY = (
 # Answers that are soon known, and a model that knows them a little.
 WARM = ("--task", "reverse", "--warm-start.reward", "0.000001")
 IN_STEP = ("--max-staleness", "0", "--steps", "40")  # ten updates
+LORA = ("--lora.rank", "4", "--lora.alpha", "8", "--learner.learning-rate", "0.001")
+PPO = ("--grpo.advantage", "gae", "--grpo.gae-lambda", "0.95")
 
 
 @pytest.fixture
@@ -104,8 +107,9 @@ def test_runs_without_staleness_give_equal_parameters_bit_for_bit(processes, tmp
         ("--held-out.num-prompts", "5", "--held-out.interval-updates", "2", "--grpo.dynamic-sampling"),
         ("--task", "text_tasks:talking", "--learner.batch-size", "3"),
         ("--grpo.old", "recomputed", "--grpo.kl-cost", "0.1", "--learner.microbatches", "2"),
+        (*PPO, "--grpo.group-size", "1", "--learner.batch-size", "4", "--task", "text_tasks:talking"),
     ],
-    ids=["held-out", "talking", "recomputed"],
+    ids=["held-out", "talking", "recomputed", "ppo"],
 )
 def test_so_do_runs_with_evaluations_conversations_and_other_losses(processes, tmp_path, flags):
     for name in ("a", "b"):
@@ -133,6 +137,40 @@ def test_a_run_that_is_killed_between_updates_and_resumed_equals_one_that_was_no
     assert (ends["updates"], ends["completions"], ends["exit"]) == (10, 40, "steps")
     updates = [row["updates"] for row in read_rows(run_dir / "metrics.jsonl")]
     assert updates[-1] == 10
+
+
+def other_arrays(run_dir):
+    """What the newest checkpoint holds beside the parameters."""
+    with ocp.StandardCheckpointer() as reader:
+        return reader.restore(run_dir / "checkpoints" / str(newest_update(run_dir)) / "state")
+
+
+@pytest.mark.parametrize(
+    ("flags", "held"),
+    [
+        ((*PPO, "--grpo.value-clip", "0.2", "--grpo.kl-cost", "0.1"), {"opt_state", "value_head", "reference"}),
+        ((*PPO, *LORA, "--grpo.kl-cost", "0.1"), {"opt_state", "value_head", "adapters", "base"}),
+    ],
+    ids=["ppo", "lora"],
+)
+def test_all_that_is_trained_is_resumed_bit_for_bit(processes, tmp_path, flags, held):
+    whole_dir, run_dir = tmp_path / "whole", tmp_path / "run"
+    learn(processes, whole_dir, *IN_STEP, *flags)
+    flags = (*IN_STEP, *flags, "--checkpoint.interval-s", "0.01", "--task", "text_tasks:slow")
+    run = start(processes, run_dir, *flags)
+    run.until(lambda: newest_update(run_dir) >= 3, "a checkpoint")
+    kill_learner(processes, run)
+    assert newest_update(run_dir) < 10
+    learn(processes, run_dir, "--resume", "--steps", "40")
+    assert load_params(run_dir).update == load_params(whole_dir).update == 10
+    assert_bit_equal(load_params(run_dir).params, load_params(whole_dir).params)
+    arrays = other_arrays(run_dir)
+    assert set(arrays) == held
+    assert_bit_equal(arrays, other_arrays(whole_dir))
+    names = {name for row in read_rows(run_dir / "metrics.jsonl") for name in row}
+    assert names <= documented.llm_metrics()
+    scored = evaluate(processes, run_dir, "--num-prompts", "2")
+    assert "over 2 prompts x 1" in scored.out
 
 
 def test_a_run_that_is_killed_while_it_warms_up_begins_anew_and_after_its_first_checkpoint_does_not(
@@ -333,6 +371,8 @@ def test_a_run_goes_on_without_the_replies_that_never_come(processes, tmp_path):
         (("--grpo.overlong-tokens", "9"), "grpo.overlong_tokens (9) must not exceed the 8 tokens"),
         ((*WARM, "--decode.memory-budget", "1MB"), "holds no decode engine"),
         ((*WARM, "--decode.memory-budget", "900TB"), "is more than the memory there is"),
+        (("--lora.rank", "1000"), "lora.rank (1000) must be at most"),
+        (("--grpo.advantage", "gae", "--grpo.dynamic-sampling"), "give --grpo.no-dynamic-sampling"),
     ],
 )
 def test_what_no_restart_mends_ends_the_run_with_one_clear_line(processes, tmp_path, flags, words):

@@ -31,6 +31,11 @@ def test_a_run_that_is_well_warns_of_nothing_nor_does_one_of_which_nothing_is_kn
         assert warnings(FINE) == {}
 
 
+def test_equal_rewards_are_no_matter_where_completions_are_not_compared():
+    assert Warnings(True, groups=False)(FINE | {"rollout/zero_spread": 1.0}) == {}
+    assert set(Warnings(True)(FINE | {"rollout/zero_spread": 1.0})) == {"no spread"}
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "on", "off", "words"),
     [

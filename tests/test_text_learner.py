@@ -17,7 +17,8 @@ from seedx.grpo_config import GrpoConfig, TextLearnerConfig
 from seedx.learner.learner import NonFiniteError
 from seedx.learner.packing import pack
 from seedx.learner.text_batch import pack_batch, sequences_of
-from seedx.learner.text_learner import Shapes, TextLearner, TextState, means, rows_of_a_part
+from seedx.learner.text_learner import Shapes, TextLearner, means, rows_of_a_part
+from seedx.learner.trainable import Trainable
 from seedx.metrics import Metrics
 from seedx.replay.items import choose
 
@@ -83,6 +84,7 @@ class Bench:
         self.learner = TextLearner(
             BIGRAM,
             partial(grpo_loss, BIGRAM, self.settings),
+            Trainable(CONFIG, mesh),
             self.settings,
             config,
             mesh,
@@ -92,12 +94,12 @@ class Bench:
             self.metrics,
             run_dir,
         )
-        self.learner.state = TextState(params, self.learner.init(params), None, 7, 100, 1000, 3)
+        self.learner.state = self.learner.begin(params)._replace(updates=7, env_steps=100, tokens=1000, position=3)
 
 
 def cache_sizes(learner):
     """Of those that could compile again; the others take one shape alone."""
-    programs = (*learner._programs, learner._logprobs)
+    programs = (*learner._programs, learner._before)
     return [program._cache_size() for program in programs if hasattr(program, "_cache_size")]
 
 
@@ -108,7 +110,7 @@ def test_a_learner_counts_and_publishes_and_never_compiles_again(tmp_path, old, 
     learner = bench.learner
     needs = learner.compile()
     table_bytes = TABLE.nbytes * devices
-    assert (needs.weights, needs.reference, needs.gradients) == (table_bytes, 0, 2 * table_bytes)
+    assert (needs.weights, needs.frozen, needs.gradients) == (table_bytes, 0, 2 * table_bytes)
     assert needs.optimizer == 2 * table_bytes + 4 * devices  # both moments, and a counter
     assert needs.temporary > 0
     assert learner.state.updates == 7
@@ -177,7 +179,7 @@ def test_a_batch_that_is_not_finite_is_saved_and_changes_nothing(tmp_path, old):
         sequences_of(bad, bench.settings), bench.settings, version=8, max_tokens=8, row_tokens=TOKENS, rows_multiple=12
     )
     if old == "recomputed":  # as the loss had them
-        batch = batch._replace(old=learner._logprobs(learner.state.params, batch))
+        batch = batch._replace(**learner._before(learner.state.params, None, batch))
     with np.load(path) as saved:
         assert set(saved.files) == set(batch._fields)
         for name in batch._fields:

@@ -42,7 +42,7 @@ def rows_of(packing):
 
 @functools.cache
 def program(**options):
-    return jax.jit(lambda params, *rows: token_logprobs(CONFIG, params, *rows, **options))
+    return jax.jit(lambda params, *rows: token_logprobs(CONFIG, params, *rows, **options)[:2])
 
 
 def computed(layout="packed", **options):
@@ -129,7 +129,7 @@ def loss_of(**options):
     weights = [np.where(told, rng.normal(size=told.shape), 0.0).astype(np.float32) for _ in range(2)]
 
     def loss(params):
-        logprobs, entropy = token_logprobs(SMALL, params, *map(jnp.asarray, rows), **options)
+        logprobs, entropy, _ = token_logprobs(SMALL, params, *map(jnp.asarray, rows), **options)
         return jnp.sum(logprobs * weights[0] + entropy * weights[1]), (logprobs, entropy)
 
     return jax.value_and_grad(loss, has_aux=True)

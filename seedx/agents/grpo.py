@@ -11,11 +11,13 @@ from seedx.learner import policy_loss
 from seedx.learner.kl import kl_terms
 from seedx.learner.policy_loss import PolicyLoss
 from seedx.learner.text_batch import TokenBatch, sequence_ids
+from seedx.learner.token_gae import token_value_loss
 from seedx.learner.token_logprobs import Model
+from seedx.learner.value_head import value_sums
 
 
 def grpo_loss(
-    model: Model, config: GrpoConfig, params: PyTree, reference: PyTree, batch: TokenBatch
+    model: Model, config: GrpoConfig, params: PyTree, reference: PyTree, batch: TokenBatch, head: PyTree = None
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """The loss of a part of a batch, a sum over its tokens with the batch's weights; and sums for metrics.
 
@@ -27,8 +29,13 @@ def grpo_loss(
         params: Of the policy.
         reference: Parameters of the reference policy; None if `config.kl_cost` is 0.
         batch: `[R, L]`.
+        head: The value head, which is trained with the policy (PPO); None: there is none.
     """
-    logprobs, entropy = model.logprobs(params, batch)
+    values = None
+    if head is None:
+        logprobs, entropy = model.logprobs(params, batch)
+    else:
+        logprobs, entropy, values = model.logprobs_and_values(params, head, batch)
     mask = jnp.asarray(batch.trained)
     losses = _policy_loss(config, logprobs, batch, mask)
     weight = jnp.where(mask, batch.weight, 0.0)
@@ -48,6 +55,10 @@ def grpo_loss(
         kl = kl_terms(config.kl, logprobs, wanted, mask, batch.behaviour)
         total += config.kl_cost * kl
         sums["kl_reference"] = jnp.sum(jax.lax.stop_gradient(kl_terms("k3", logprobs, wanted, mask)))
+    if values is not None:
+        errors = token_value_loss(values, batch.value, batch.target, mask, config.value_clip or None)
+        total += config.value_cost * errors
+        sums |= value_sums(errors, values, batch.target, mask)
     return jnp.sum(total * weight), sums
 
 

@@ -32,6 +32,8 @@ class TokenBatch(NamedTuple):
         advantage: float32.
         behaviour: float32, the log-probability that it was drawn with.
         old: float32, the log-probability that the ratio is relative to.
+        value: float32, of the state that it was drawn in, before the update; 0 without a value head.
+        target: float32, what that value should have been; 0 without a value head.
     """
 
     tokens: Any
@@ -43,6 +45,8 @@ class TokenBatch(NamedTuple):
     advantage: Any
     behaviour: Any
     old: Any
+    value: Any
+    target: Any
 
 
 class Sequences(NamedTuple):
@@ -54,6 +58,7 @@ class Sequences(NamedTuple):
         sampled: bool.
         logprobs: float32.
         versions: int32.
+        rewards: float32, NaN where the sequence is left out.
         advantages: float32.
         counted: int64, sampled tokens that count in the loss; 0: the sequence is left out.
     """
@@ -63,6 +68,7 @@ class Sequences(NamedTuple):
     sampled: np.ndarray
     logprobs: np.ndarray
     versions: np.ndarray
+    rewards: np.ndarray
     advantages: np.ndarray
     counted: np.ndarray
 
@@ -90,8 +96,9 @@ def sequences_of(items: Ragged, config: GrpoConfig) -> Sequences:
     starts = np.cumsum(lengths) - lengths
     left_out = ~used(rewards, items.state["truncated"], config)
     counted = np.where(left_out.ravel(), 0, np.add.reduceat(sampled.astype(np.int64), starts))
-    advantages = _advantages(np.where(left_out, np.nan, rewards), counted, config)
-    return Sequences(lengths, tokens, sampled, logprobs, versions, advantages, counted)
+    rewards = np.where(left_out, np.float32(np.nan), rewards)
+    advantages = _advantages(rewards, counted, config)
+    return Sequences(lengths, tokens, sampled, logprobs, versions, rewards.ravel(), advantages, counted)
 
 
 def _advantages(rewards: np.ndarray, counted: np.ndarray, config: GrpoConfig) -> np.ndarray:
@@ -110,6 +117,8 @@ def _advantages(rewards: np.ndarray, counted: np.ndarray, config: GrpoConfig) ->
             whitened = adv.whiten(centred, np.ones(len(centred), bool))
             values = np.zeros(len(counted), np.float32)
             values[counted > 0] = whitened[np.cumsum(counted)[counted > 0] - 1]
+        case "gae":  # of each token, made of values: see text_gae.py
+            values = np.zeros(len(counted), np.float32)
     return values.ravel()
 
 
@@ -131,6 +140,7 @@ def pack_batch(
     per_token = np.repeat(weights, sequences.lengths) * sequences.sampled
     positions, segments = positions_and_segments(packing)
     logprobs = place(packing, sequences.logprobs)
+    nothing = np.zeros_like(logprobs)
     batch = TokenBatch(
         tokens=place(packing, sequences.tokens),
         positions=positions,
@@ -141,6 +151,8 @@ def pack_batch(
         advantage=place(packing, np.repeat(sequences.advantages, sequences.lengths)),
         behaviour=logprobs,
         old=logprobs,
+        value=nothing,
+        target=nothing,
     )
     return batch, packing
 

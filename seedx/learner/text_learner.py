@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +21,11 @@ from seedx.grpo_config import GrpoConfig, TextLearnerConfig
 from seedx.learner.learner import NonFiniteError
 from seedx.learner.packing import microbatches
 from seedx.learner.text_batch import Sequences, TokenBatch, pack_batch, sequences_of
-from seedx.learner.text_update import Loss, Sums, make_optimizer, make_update
+from seedx.learner.text_gae import with_gae
+from seedx.learner.text_update import Sums, make_optimizer, make_update
 from seedx.learner.token_logprobs import Model
+from seedx.learner.trainable import Trainable
+from seedx.learner.value_head import value_figures
 from seedx.metrics import Metrics
 from seedx.replay.items import Ragged
 from seedx.types import Tree
@@ -30,9 +34,10 @@ from seedx.types import Tree
 class TextState(NamedTuple):
     """What learning has come to."""
 
-    params: Tree  # float32
+    params: Tree  # of the policy, float32: the published version
+    trained: Tree  # what updates change: see `Trainable`
+    frozen: Tree  # what they only read
     opt_state: Tree
-    reference: Tree  # parameters that the policy is held to; None where nothing holds it
     updates: int
     env_steps: int  # completions that were learned from
     tokens: int  # of these
@@ -57,8 +62,8 @@ class MemoryNeeds(NamedTuple):
     """Bytes on all devices together."""
 
     weights: int
+    frozen: int
     optimizer: int
-    reference: int
     gradients: int
     temporary: int  # intermediate results of the gradient
 
@@ -86,7 +91,8 @@ class TextLearner:
 
     Args:
         model: How log-probabilities are computed.
-        loss: Of parts of a batch.
+        loss: Of parts of a batch: (policy's parameters, frozen ones, part, value head or None) -> loss, sums.
+        trainable: What is trained.
         settings: Of the loss.
         config: Of the learner.
         mesh: Of `sharding.serve_mesh`.
@@ -107,7 +113,8 @@ class TextLearner:
     def __init__(
         self,
         model: Model,
-        loss: Loss,
+        loss: Callable[[Tree, Tree, TokenBatch, Tree], tuple[jax.Array, dict[str, jax.Array]]],
+        trainable: Trainable,
         settings: GrpoConfig,
         config: TextLearnerConfig,
         mesh: Mesh,
@@ -122,34 +129,48 @@ class TextLearner:
         self._launching = launching or contextlib.nullcontext()
         self.lag_sum = 0.0
         self._publish, self._metrics, self._run_dir = publish, metrics, run_dir
-        self._programs = make_update(loss, make_optimizer(config), mesh, params)
-        self._rows = sharding.split_rows(mesh)
-        self._logprobs: Any = jax.jit(
-            lambda params, batch: model.logprobs(params, batch)[0],
-            in_shardings=(jax.tree.map(lambda leaf: leaf.sharding, params), self._rows),
-            out_shardings=self._rows,
-        )
-        self.init = self._programs.init
+        self.trainable, self._rows = trainable, sharding.split_rows(mesh)
+
+        def loss_of_trained(trained: Tree, frozen: Tree, batch: TokenBatch) -> tuple[jax.Array, dict[str, jax.Array]]:
+            return loss(trainable.policy(trained, frozen), frozen, batch, trainable.head(trained))
+
+        self._policy = trainable.policy_program(params)
+        self._programs = make_update(loss_of_trained, make_optimizer(config), mesh, trainable.begin(params)[0])
+        self._before: Any = None  # program
+        if trainable.value_head or settings.old == "recomputed":
+            layout = jax.tree.map(lambda leaf: leaf.sharding, params)
+            self._before = jax.jit(
+                partial(_before, model, settings),
+                in_shardings=(layout, sharding.replicated(mesh), self._rows),
+                out_shardings=self._rows,
+            )
+
+    def begin(self, params: Tree) -> TextState:
+        """The state of a run that begins with these parameters of the model."""
+        trained, frozen = self.trainable.begin(params)
+        return TextState(self._policy(trained, frozen), trained, frozen, self._programs.init(trained), 0, 0, 0, 0)
 
     def compile(self) -> MemoryNeeds:
         """Compiles the programs for these shapes, without running them; what an update takes of memory."""
         state, (_, row_tokens, rows) = self.state, self._shapes
         batch = TokenBatch(*[jax.ShapeDtypeStruct((rows, row_tokens), dtype) for dtype in _DTYPES])
-        gradient = self._programs.gradient.lower(state.params, state.reference, batch)  # type: ignore[attr-defined]
+        gradient = self._programs.gradient.lower(state.trained, state.frozen, batch)  # type: ignore[attr-defined]
         sums, rate = gradient.out_info, jax.ShapeDtypeStruct((), np.float32)
         step = self._programs.step.lower(  # type: ignore[attr-defined]
-            state.params, state.opt_state, sums.gradient, sums.loss, rate
+            state.trained, state.opt_state, sums.gradient, sums.loss, rate
         )
         compiled = gradient.compile()
         self._programs = self._programs._replace(gradient=compiled, step=step.compile())
         if self._config.microbatches > 1:
             add = self._programs.add.lower(sums, sums).compile()  # type: ignore[attr-defined]
             self._programs = self._programs._replace(add=add)
-        if self._settings.old == "recomputed":
-            self._logprobs = self._logprobs.lower(state.params, batch).compile()
+        if self._before is not None:
+            head = self.trainable.head(state.trained)
+            self._before = self._before.lower(state.params, head, batch).compile()
         temporary = compiled.memory_analysis().temp_size_in_bytes * self._rows.mesh.size
-        held = [sum(map(sharding.held_bytes, jax.tree.leaves(tree))) for tree in state[:3]]
-        return MemoryNeeds(*held, gradients=held[0] * (1 + (self._config.microbatches > 1)), temporary=temporary)
+        gradients = _held(state.trained) * (1 + (self._config.microbatches > 1))
+        weights = _held((state.params, state.trained))
+        return MemoryNeeds(weights, _held(state.frozen), _held(state.opt_state), gradients, temporary)
 
     def step(self, items: Ragged) -> None:
         """Updates on one batch of groups and publishes the result.
@@ -160,7 +181,7 @@ class TextLearner:
         started = time.monotonic()
         state, shapes = self.state, self._shapes
         sequences = sequences_of(items, self._settings)
-        batch, _ = pack_batch(
+        batch, packing = pack_batch(
             sequences,
             self._settings,
             version=state.updates,
@@ -168,25 +189,30 @@ class TextLearner:
             row_tokens=shapes.row_tokens,
             rows_multiple=shapes.rows,
         )
+        if self._before is not None:
+            batch = self._with_what_was_before(batch)
+        if self.trainable.value_head:
+            batch = with_gae(batch, packing, sequences, self._settings)
         parts = microbatches(batch, shapes.rows)
-        if self._settings.old == "recomputed":
-            parts = [part._replace(old=self._recomputed(part)) for part in parts]
         sums = self._gradient(parts[0])
         for part in parts[1:]:
             sums = self._sum(sums, self._gradient(part))
         figures = {"loss": sums.loss, **sums.metrics}
         rate = self._config.learning_rate * min(1.0, (state.updates + 1) / (self._config.warmup_updates + 1))
         with self._launching:
-            stepped = self._programs.step(state.params, state.opt_state, sums.gradient, sums.loss, np.float32(rate))
+            stepped = self._programs.step(state.trained, state.opt_state, sums.gradient, sums.loss, np.float32(rate))
         finite = bool(stepped.finite)  # waits
         figures = {name: float(value) for name, value in jax.device_get(figures).items()}
-        if not finite:  # The same values; those that were put in are donated.
-            self.state = state._replace(params=stepped.params, opt_state=stepped.opt_state)
-            raise self._non_finite(parts, figures)
+        if not finite:  # The same values; the optimizer's that were put in are donated.
+            self.state = state._replace(opt_state=stepped.opt_state)
+            raise self._non_finite(batch, figures)
+        with self._launching:
+            policy = self._policy(stepped.params, state.frozen)
         self.state = TextState(
+            policy,
             stepped.params,
+            state.frozen,
             stepped.opt_state,
-            state.reference,
             state.updates + 1,
             state.env_steps + len(sequences.lengths),
             state.tokens + int(sequences.sampled.sum()),
@@ -199,17 +225,21 @@ class TextLearner:
     def _gradient(self, part: TokenBatch) -> Sums:
         placed = self._placed(part)
         with self._launching:
-            return self._programs.gradient(self.state.params, self.state.reference, placed)
+            return self._programs.gradient(self.state.trained, self.state.frozen, placed)
 
     def _sum(self, total: Sums, part: Sums) -> Sums:
         with self._launching:
             return self._programs.add(total, part)
 
-    def _recomputed(self, part: TokenBatch) -> np.ndarray:
-        placed = self._placed(part)
-        with self._launching:
-            logprobs = self._logprobs(self.state.params, placed)
-        return np.asarray(logprobs)
+    def _with_what_was_before(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with what the weights say of it before the update."""
+        found = []
+        for part in microbatches(batch, self._shapes.rows):
+            placed = self._placed(part)
+            with self._launching:
+                said = self._before(self.state.params, self.trainable.head(self.state.trained), placed)
+            found.append(jax.device_get(said))
+        return batch._replace(**{name: np.concatenate([said[name] for said in found]) for name in found[0]})
 
     def _placed(self, part: TokenBatch) -> TokenBatch:
         return jax.device_put(part, self._rows)
@@ -225,9 +255,8 @@ class TextLearner:
         self._metrics.count("env_steps", len(sequences.lengths))
         self._metrics.count("completion_tokens", int(sequences.sampled.sum()))
 
-    def _non_finite(self, parts: list[TokenBatch], figures: dict[str, float]) -> NonFiniteError:
+    def _non_finite(self, batch: TokenBatch, figures: dict[str, float]) -> NonFiniteError:
         path = self._run_dir / f"non_finite_batch_{self.state.updates}.npz"
-        batch = TokenBatch(*map(np.concatenate, zip(*parts, strict=True)))
         np.savez_compressed(path, **batch._asdict())
         return NonFiniteError(
             f"update {self.state.updates + 1} is not finite: {figures}. The weights were left as before it, and its "
@@ -235,14 +264,29 @@ class TextLearner:
         )
 
 
-_DTYPES = (np.int32, np.int32, np.int32, bool, bool, np.float32, np.float32, np.float32, np.float32)
+_DTYPES = (np.int32, np.int32, np.int32, bool, bool, *[np.float32] * 6)
+
+
+def _before(model: Model, settings: GrpoConfig, params: Tree, head: Tree, batch: TokenBatch) -> dict[str, jax.Array]:
+    """Leaves of the batch that the weights before the update make; one forward pass for all of them."""
+    if head is None:
+        return {"old": model.logprobs(params, batch)[0]}
+    logprobs, _, values = model.logprobs_and_values(params, head, batch)
+    return {"value": values} | ({"old": logprobs} if settings.old == "recomputed" else {})
+
+
+def _held(tree: Tree) -> int:
+    """Bytes on all devices; an array that is there twice counts once."""
+    return sum(map(sharding.held_bytes, {id(leaf): leaf for leaf in jax.tree.leaves(tree)}.values()))
 
 
 def means(figures: dict[str, float]) -> dict[str, float]:
-    """Figures of one update out of its sums over tokens: means, greatest values, the clip fraction."""
+    """Figures of one update out of its sums over tokens: means, greatest values, what is told of clips and values."""
     tokens = max(figures["tokens"], 1.0)
     whole = ("loss", "tokens", "gap_max", "ratio_max", "engine_gap_max")
     named = {name: value / tokens for name, value in figures.items() if name not in (*whole, "weight_squared")}
+    if "value_loss" in named:
+        named = value_figures(named)
     clipped = named["clipped_low"] + named["clipped_high"] + named["clipped_dual"]
     return {
         **named,

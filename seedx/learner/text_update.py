@@ -20,7 +20,7 @@ from seedx import sharding
 from seedx.grpo_config import TextLearnerConfig
 from seedx.types import Tree
 
-Loss = Callable[[PyTree, PyTree, Any], tuple[Array, dict[str, Array]]]  # (params, reference, batch) -> loss, sums
+Loss = Callable[[PyTree, PyTree, Any], tuple[Array, dict[str, Array]]]  # (params, frozen, batch) -> loss, sums
 
 
 class Sums(NamedTuple):
@@ -41,11 +41,11 @@ class Stepped(NamedTuple):
 
 
 class TextUpdate(NamedTuple):
-    """The programs of an update.
+    """The programs of an update. Params are what is trained, the frozen ones what the loss reads beside them.
 
     Attributes:
         init: params -> the optimizer's state.
-        gradient: (params, reference, batch part) -> Sums.
+        gradient: (params, frozen, batch part) -> Sums.
         add: (Sums, Sums) -> Sums; donates the first.
         step: (params, opt_state, gradient, loss, learning rate) -> Stepped; donates the second and the third.
     """
@@ -70,14 +70,14 @@ def make_update(loss: Loss, optimizer: optax.GradientTransformation, mesh: Mesh,
         loss: Sums over the tokens of a part.
         optimizer: Of `make_optimizer`.
         mesh: Rows are spread over its row groups.
-        params: Like those of the model; gradients live where they do.
+        params: Like those that are trained; gradients live where they do.
     """
     layout = jax.tree.map(lambda leaf: leaf.sharding, params)
     rows, whole = sharding.split_rows(mesh), sharding.replicated(mesh)
     sums = Sums(layout, whole, whole)  # type: ignore[arg-type]
 
-    def gradient(params: Tree, reference: Tree, batch: Any) -> Sums:
-        (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(params, reference, batch)
+    def gradient(params: Tree, frozen: Tree, batch: Any) -> Sums:
+        (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(params, frozen, batch)
         return Sums(gradient, value, metrics)
 
     def add(total: Sums, part: Sums) -> Sums:

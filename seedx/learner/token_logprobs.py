@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
 from seedx.learner.text_batch import TokenBatch
+from seedx.learner.value_head import head_values
 from seedx.networks import transformer
 from seedx.networks.transformer_config import TransformerConfig
 
@@ -30,10 +31,11 @@ def token_logprobs(
     temperature: float = 1.0,
     dtype: DTypeLike = jnp.float32,
     remat: bool = False,
-) -> tuple[Float[Array, "R L"], Float[Array, "R L"]]:
-    """Each token's log-probability given those before it in its segment, and the entropy it was drawn with; natural.
+) -> tuple[Float[Array, "R L"], Float[Array, "R L"], Float[Array, "R L D"]]:
+    """Each token's log-probability given those before it in its segment, the entropy it was drawn with; features.
 
-    Both are float32, and mean nothing for the first token of a segment.
+    The first two are natural, float32, and mean nothing for the first token of a segment. The features are those that
+    the next token is drawn from, in `dtype`.
 
     Args:
         config: Of the model.
@@ -47,6 +49,13 @@ def token_logprobs(
     """
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     x, _ = transformer.features(config, params, tokens, positions, segments=segments, remat=remat)
+    return *_said(config, params, x, tokens, temperature), x
+
+
+def _said(
+    config: TransformerConfig, params: PyTree, x: Float[Array, "R L D"], tokens: Int[Array, "R L"], temperature: float
+) -> tuple[Float[Array, "R L"], Float[Array, "R L"]]:
+    """Log-probabilities and entropies of `token_logprobs`, from the features x."""
     following = jnp.roll(tokens, -1, axis=1)  # what each token is to say
 
     def said(x: Float[Array, "R C D"], following: Int[Array, "R C"]) -> tuple[Array, Array]:
@@ -94,6 +103,17 @@ class Model(NamedTuple):
 
     def logprobs(self, params: PyTree, batch: TokenBatch) -> tuple[Float[Array, "R L"], Float[Array, "R L"]]:
         """Log-probability of each token, and the entropy that it was drawn with."""
+        logprobs, entropy, _ = self._token_logprobs(params, batch)
+        return logprobs, entropy
+
+    def logprobs_and_values(
+        self, params: PyTree, head: PyTree, batch: TokenBatch
+    ) -> tuple[Float[Array, "R L"], Float[Array, "R L"], Float[Array, "R L"]]:
+        """The same, and the value of the state that each token was drawn in, of a head of `value_head.py`."""
+        logprobs, entropy, features = self._token_logprobs(params, batch)
+        return logprobs, entropy, head_values(head, features)
+
+    def _token_logprobs(self, params: PyTree, batch: TokenBatch) -> tuple[Array, Array, Array]:
         return token_logprobs(
             self.config,
             params,

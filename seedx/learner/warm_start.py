@@ -81,9 +81,8 @@ def _batch(shown: Sequence[Shown], row_tokens: int, rows: int) -> TokenBatch:
     positions, segments = positions_and_segments(packing)
     nothing = np.zeros((packing.num_rows, row_tokens), np.float32)
     weight = place(packing, own / np.float32(own.sum()))
-    return TokenBatch(
-        place(packing, tokens), positions, segments, weight > 0, weight > 0, weight, nothing, nothing, nothing
-    )
+    sampled = (weight > 0, weight > 0, weight)
+    return TokenBatch(place(packing, tokens), positions, segments, *sampled, *[nothing] * 5)
 
 
 def imitation_loss(model: Model, params: PyTree, batch: TokenBatch) -> tuple[Float[Array, ""], dict[str, Array]]:

@@ -141,7 +141,7 @@ class Transformer(nnx.Module):
         param = _Param(rngs, dtype)
         self.embedding = param((config.vocab_size, config.width), ("vocab", "embed"))
         for layer in range(config.num_layers):
-            setattr(self, _name(layer), Block(config, param))
+            setattr(self, layer_name(layer), Block(config, param))
         self.norm = RMSNorm(config.width, config, param)
         if not config.tie_embeddings:
             self.output = param((config.width, config.vocab_size), ("embed", "vocab"))
@@ -242,7 +242,7 @@ def features(
     after = []
     for layer in range(config.num_layers):
         sliding = config.window(layer) > 0
-        block = getattr(model, _name(layer))
+        block = getattr(model, layer_name(layer))
         call = jax.checkpoint(block.__call__) if remat else block
         x, entry = call(x, turns[sliding], masks[sliding], positions, cache[layer] if cache is not None else None)
         after.append(entry)
@@ -272,7 +272,8 @@ def cache_axes(config: TransformerConfig) -> PyTree:
     return tuple({"k": keys, "v": values} for _ in range(config.num_layers))
 
 
-def _name(layer: int) -> str:
+def layer_name(layer: int) -> str:
+    """What the parameters of a block are called."""
     return f"layer_{layer}"
 
 
