@@ -310,6 +310,7 @@ class LlmSession:
             **({"reward_mean": mean, "reward_completions": count} if count else {}),
             **self.replay.info(),
             **self.scheduler.figures(),
+            **({"learner/busy_s": time.monotonic() - since} if (since := self.saving_since) > -math.inf else {}),
             **self._ending.solved,
         }
 

@@ -51,6 +51,8 @@ def waiting_stage(before: Figures, now: Figures) -> str | None:
         return f"a Reverb server has been gone for {gone_s:.0f} s; {now['replay/give_up_in_s']:.0f} s left to come back"
     if now.get("decode/waiting") or now.get("decode/occupancy"):
         return "the decode engine has prompts and makes no tokens"
+    if busy_s := now.get("learner/busy_s"):
+        return f"an update or a checkpoint has been under way for {busy_s:.0f} s"
     return "rewards are being computed; see --reward.timeout-s"
 
 

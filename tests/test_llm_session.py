@@ -24,6 +24,7 @@ from seedx.learner.token_logprobs import Model
 from seedx.llm_config import LlmConfig
 from seedx.llm_session import LlmSession
 from seedx.llm_setup import Setup, completions_ahead
+from seedx.llm_view import waiting_stage
 from seedx.threads import Crew
 
 # ---- the end
@@ -72,16 +73,38 @@ def test_a_last_checkpoint_that_cannot_be_written_is_a_failure_though_the_crew_s
 
 def test_a_checkpoint_holds_no_rewards_of_completions_that_a_resume_generates_anew(tmp_path, monkeypatch):
     session, saved = LlmSession(LlmConfig(), tmp_path, False, Crew(), []), []
-    session._checkpointer, session.learner = None, SimpleNamespace(state=SimpleNamespace(position=7))
+    learner = SimpleNamespace(state=SimpleNamespace(position=7), trainable=None)
+    session._checkpointer, session.learner = None, learner
     session._rollouts = SimpleNamespace(rewards=lambda before: [f"of prompts before {before}"])
     monkeypatch.setattr("seedx.llm_resume.save_llm_run", lambda *arguments: saved.append(arguments))
     session._save()
-    assert saved[0][3].rewards == ["of prompts before 7"]
+    assert saved[0][4].rewards == ["of prompts before 7"]
 
 
 def test_all_completions_of_a_run_may_wait_for_a_reward_and_those_of_an_evaluation_too():
     large = LlmConfig(max_staleness=7, grpo=GrpoConfig(group_size=16), learner=TextLearnerConfig(batch_size=512))
     assert completions_ahead(large) == 8 * 512 * 16 + 256
+
+
+# ---- the console
+
+STILL = {"env_steps": 64, "updates": 2, "decode/tokens": 900}
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ({"updates": 3}, None),
+        ({"decode/tokens": 901}, None),
+        ({}, "rewards are being computed"),
+        ({"learner/busy_s": 71.6}, "an update or a checkpoint has been under way for 72 s"),
+        ({"learner/busy_s": 71.6, "decode/occupancy": 0.5}, "makes no tokens"),
+        ({"replay/gone_s": 4.0, "replay/give_up_in_s": 56.0}, "gone for 4 s; 56 s left"),
+    ],
+)
+def test_what_is_waited_for(now, said):
+    stage = waiting_stage(STILL, STILL | now)
+    assert stage is None if said is None else said in stage
 
 
 # ---- samples
