@@ -137,13 +137,15 @@ def test_packed_rows_hold_the_sequences(row_tokens):
     sequences = sequences_of(random_items(1), config)
     batch, packing = packed(random_items(1), config, max_tokens=8, row_tokens=row_tokens, rows_multiple=3)
     shape = (packing.num_rows, row_tokens)
-    dtypes = (np.int32, np.int32, np.int32, bool, bool, np.float32, np.float32, np.float32, np.float32)
+    dtypes = (np.int32, np.int32, np.int32, bool, bool, *[np.float32] * 6)
     assert [(leaf.shape, leaf.dtype) for leaf in batch] == [(shape, dtype) for dtype in dtypes]
     assert packing.num_rows % 3 == 0
     np.testing.assert_array_equal(take(packing, batch.tokens), sequences.tokens)
     np.testing.assert_array_equal(take(packing, batch.advantage), np.repeat(sequences.advantages, sequences.lengths))
     for leaf in (batch.behaviour, batch.old):
         np.testing.assert_array_equal(take(packing, leaf), sequences.logprobs)
+    assert not np.any(batch.value)
+    assert not np.any(batch.target)
     ids, count = sequence_ids(batch)
     assert 0 <= int(ids.min()) <= int(ids.max()) < count
     numbers = [set(part) for part in parts_of(sequences, take(packing, np.asarray(ids)))]
