@@ -101,6 +101,28 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True)
+class CurriculumConfig:
+    """How often prompts come that are always answered right, or never.
+
+    Attributes:
+        floor: Probability that such a prompt is taken in an epoch, 0.01 to 1; one that is answered right half of the
+            time always is. 1: all prompts are taken in each epoch.
+        weight: What a prompt's newest group counts in its success rate, above 0 and at most 1. Success is the mean
+            reward, for which rewards should lie within 0 and 1; what is beyond counts as 0 or 1.
+    """
+
+    floor: float = 1.0
+    weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(
+            0.01 <= self.floor <= 1,
+            f"curriculum.floor ({self.floor}) must lie in [0.01, 1]: no prompt is left out for good.",
+        )
+        require(0 < self.weight <= 1, f"curriculum.weight ({self.weight}) must be above 0 and at most 1.")
+
+
+@dataclass(frozen=True)
 class TextLearnerConfig:
     """The learner of an LLM run.
 

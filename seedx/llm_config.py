@@ -8,6 +8,7 @@ from seedx.checks import finite, not_negative, require
 from seedx.config import CheckpointConfig, MetricsConfig
 from seedx.device_config import MeshConfig
 from seedx.grpo_config import (
+    CurriculumConfig,
     DecodeConfig,
     GrpoConfig,
     HeldOutConfig,
@@ -59,6 +60,7 @@ class LlmConfig:
     mesh: MeshConfig = field(default_factory=lambda: MeshConfig(data=0))
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     learner: TextLearnerConfig = field(default_factory=TextLearnerConfig)

@@ -17,11 +17,13 @@ class Progress(NamedTuple):
         seconds: Wall time, earlier sessions included.
         score_before: On held-out prompts before the first update; None: not measured.
         rewards: The newest completions'.
+        curriculum: Success rates of prompts (`Curriculum.saved`); None: there are none.
     """
 
     seconds: float
     score_before: float | None
     rewards: list[float]
+    curriculum: dict[str, Any] | None = None
 
 
 def save_llm_run(
@@ -55,7 +57,7 @@ def resume_llm_run(checkpointer: Checkpointer, fresh: TextState) -> tuple[TextSt
         found.update,
         *(int(metadata[name]) for name in ("env_steps", "tokens", "position")),
     )
-    return state, Progress(*(metadata[name] for name in Progress._fields))
+    return state, Progress(**{name: metadata[name] for name in Progress._fields if name in metadata})
 
 
 def _other_arrays(state: TextState) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,13 @@ from seedx import compilation_cache, sharding
 from seedx.chat import ChatTemplate
 from seedx.checks import require
 from seedx.device_config import parse_bytes
+from seedx.envs.text.curriculum import Curriculum
 from seedx.envs.text.encode import encode_prompt
 from seedx.envs.text.generation import Generation, Settings
 from seedx.envs.text.held_out import AT_A_TIME
 from seedx.envs.text.load import load_task
 from seedx.envs.text.rewards import RewardPool
+from seedx.envs.text.rollouts import Pace
 from seedx.envs.text.sandbox_process import MODE
 from seedx.envs.text.task import Prompt, Task
 from seedx.inference.engine import Engine
@@ -208,3 +210,19 @@ def make_generation(
     )
     pool = RewardPool(config.task, config.reward, metrics, crew, max_waiting=completions_ahead(config))
     return Generation(scheduler, setup.task, setup.tokenizer, pool, settings, metrics, crew), pool
+
+
+def make_curriculum(
+    config: LlmConfig, num_prompts: int, pace: Pace, saved: Mapping[str, Any] | None
+) -> Curriculum | None:
+    """Which prompts a run passes over; None: none.
+
+    Args:
+        config: Of the run.
+        num_prompts: Of an epoch.
+        pace: Of its rollouts.
+        saved: What the run had before (`Curriculum.saved`); None: nothing.
+    """
+    if config.curriculum.floor == 1:
+        return None
+    return Curriculum(config.curriculum, num_prompts, seed=config.seed, behind=pace.allowed(0), saved=saved)

@@ -135,6 +135,26 @@ def test_a_run_that_is_killed_between_updates_and_resumed_equals_one_that_was_no
     assert updates[-1] == 10
 
 
+def test_a_run_with_a_curriculum_repeats_and_goes_on_after_a_kill_as_if_nothing_had_been(processes, tmp_path):
+    flags = (*IN_STEP, "--curriculum.floor", "0.1")
+    for name in ("a", "b"):
+        learn(processes, tmp_path / name, *flags, "--task", "text_tasks:known")
+    run_dir = tmp_path / "run"
+    run = start(processes, run_dir, *flags, "--checkpoint.interval-s", "0.01", "--task", "text_tasks:slow_known")
+    run.until(lambda: newest_update(run_dir) >= 7, "a checkpoint")  # some were passed over
+    kill_learner(processes, run)
+    assert newest_update(run_dir) < 10
+    learn(processes, run_dir, "--resume", "--steps", "40")
+    whole = load_params(tmp_path / "a")
+    assert whole.metadata["position"] > 22  # of 20 groups
+    assert last(tmp_path / "a", "rollout/skipped_prompts") >= whole.metadata["position"] - 20
+    assert {rate for uid, rate in whole.metadata["curriculum"]["rates"] if uid % 2} == {1.0}
+    for other in (load_params(tmp_path / "b"), load_params(run_dir)):
+        for name in ("position", "tokens", "curriculum"):
+            assert other.metadata[name] == whole.metadata[name]
+        assert_bit_equal(other.params, whole.params)
+
+
 def test_a_run_that_is_killed_while_it_warms_up_begins_anew_and_after_its_first_checkpoint_does_not(
     processes, tmp_path
 ):

@@ -21,7 +21,24 @@ class Bytes:
         return sum(character < "@" for character in completion) / 8
 
 
+class Known(Bytes):
+    """Every other prompt is always answered right."""
+
+    def reward(self, prompt, completion):
+        return 1.0 if int(prompt.text[2:-1]) % 2 else super().reward(prompt, completion)
+
+
 class Slow(Bytes):
+    """Rewards wait."""
+
+    reward_waits = True
+
+    def reward(self, prompt, completion):
+        time.sleep(0.3)
+        return super().reward(prompt, completion)
+
+
+class SlowKnown(Known):
     """Rewards wait."""
 
     reward_waits = True
@@ -68,6 +85,14 @@ def bytes_():
 
 def slow():
     return Slow()
+
+
+def known():
+    return Known()
+
+
+def slow_known():
+    return SlowKnown()
 
 
 def talking():
