@@ -87,6 +87,10 @@ class RolloutConfig:
         temperature: That tokens are drawn at, and the loss computed at.
         timeout_s: A group that is not complete after so long is asked for again, seconds.
         retries: How often; then the run ends.
+        redundant: Completions of a prompt beyond `grpo.group_size`, generated in slots that nothing else wants, that
+            stand by for those that are lost, late or without a reward.
+        late_s: A completion that is not there so long after its group was asked for is late, seconds; what takes its
+            place is shorter on the average. 0: none is late.
     """
 
     max_tokens: int = 0
@@ -94,10 +98,17 @@ class RolloutConfig:
     temperature: float = 1.0
     timeout_s: float = 600.0
     retries: int = 2
+    redundant: int = 0
+    late_s: float = 0.0
 
     def __post_init__(self) -> None:
         positive(self, "temperature", "timeout_s")
-        not_negative(self, "max_tokens", "max_prompt_tokens", "retries")
+        not_negative(self, "max_tokens", "max_prompt_tokens", "retries", "redundant", "late_s")
+        require(
+            self.late_s == 0 or self.redundant > 0,
+            f"rollout.late_s ({self.late_s}) must be 0 without redundant completions, which replace what is late; give "
+            "--rollout.redundant.",
+        )
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,11 @@ class LlmConfig:
         require(self.model != "", "model ('') is empty; give tiny, smollm2, a file, a directory or hf://org/name.")
         require(self.run_dir != "", "run_dir ('') must name a directory; leave --run-dir out for the default one.")
         not_negative(self, "max_staleness")
+        require(
+            self.rollout.redundant == 0 or self.max_staleness > 0,
+            f"rollout.redundant ({self.rollout.redundant}) must be 0 with max_staleness 0, where two runs give "
+            "the same parameters: what is lost or late is a matter of timing. Raise --max-staleness.",
+        )
         require(self.steps is None or self.steps > 0, f"steps ({self.steps}) must be positive.")
         require(self.seconds is None or self.seconds > 0, f"seconds ({self.seconds}) must be positive.")
         require(0 <= self.seed < 2**31, f"seed ({self.seed}) must lie in 0 .. 2**31-1.")

@@ -133,7 +133,8 @@ def caster(dtype: str) -> Callable[[Tree], Tree]:
 
 def completions_ahead(config: LlmConfig) -> int:
     """How many completions a run has under way at most, those of an evaluation in between included."""
-    rollouts = (config.max_staleness + 1) * config.learner.batch_size * config.grpo.group_size
+    per_group = config.grpo.group_size + config.rollout.redundant
+    rollouts = (config.max_staleness + 1) * config.learner.batch_size * per_group
     return rollouts + max(AT_A_TIME, config.held_out.num_samples)
 
 
@@ -206,6 +207,8 @@ def make_generation(
         temperature=rollout.temperature if temperature is None else temperature,
         timeout_s=rollout.timeout_s,
         retries=rollout.retries,
+        redundant=rollout.redundant,
+        late_s=rollout.late_s,
         overlong_tokens=config.grpo.overlong_tokens,
     )
     pool = RewardPool(config.task, config.reward, metrics, crew, max_waiting=completions_ahead(config))

@@ -252,6 +252,20 @@ def test_a_signal_ends_a_run_with_a_checkpoint_to_go_on_from(processes, tmp_path
         assert a["env_steps"] <= b["env_steps"]
 
 
+def test_redundant_completions_stand_in_for_those_without_a_reward(processes, tmp_path):
+    run_dir = tmp_path / "run"
+    flags = ("--task", "text_tasks:flaky", "--rollout.redundant", "2", "--reward.retries", "0", "--steps", "40")
+    learn(processes, run_dir, *flags, "--max-staleness", "1")
+    unscored, used = last(run_dir, "reward/unscored"), last(run_dir, "rollout/redundant_used")
+    assert 0 < used <= unscored
+    assert last(run_dir, "rollout/redundant_dropped") >= 2 * 20
+    names = {name for row in read_rows(run_dir / "metrics.jsonl") for name in row}
+    assert names <= documented.llm_metrics()
+    assert max(values(run_dir, "learner/lag_updates_max")) <= 1
+    rows = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    assert all(len(row["completions"]) == 2 for row in rows)
+
+
 def test_a_signal_before_the_first_update_ends_a_run_at_once(processes, tmp_path):
     run = start(processes, tmp_path / "run", *WARM)
     run.until(lambda: "warm start: supervised" in run.out, "the warm start")

@@ -1,6 +1,7 @@
 """Parts of an LLM run's process: how it closes, what it lets people read, and its warm start on few prompts."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -19,7 +20,7 @@ from seedx.envs.text.group import Group, Sample
 from seedx.envs.text.prompts import PromptSource
 from seedx.envs.text.sample_log import SampleLog
 from seedx.envs.text.task import Prompt
-from seedx.grpo_config import GrpoConfig, TextLearnerConfig, WarmStartConfig
+from seedx.grpo_config import GrpoConfig, RolloutConfig, TextLearnerConfig, WarmStartConfig
 from seedx.learner.token_logprobs import Model
 from seedx.llm_config import LlmConfig
 from seedx.llm_session import LlmSession
@@ -73,6 +74,8 @@ def test_a_last_checkpoint_that_cannot_be_written_is_a_failure_though_the_crew_s
 def test_all_completions_of_a_run_may_wait_for_a_reward_and_those_of_an_evaluation_too():
     large = LlmConfig(max_staleness=7, grpo=GrpoConfig(group_size=16), learner=TextLearnerConfig(batch_size=512))
     assert completions_ahead(large) == 8 * 512 * 16 + 256
+    redundant = dataclasses.replace(large, rollout=RolloutConfig(redundant=2))
+    assert completions_ahead(redundant) == 8 * 512 * 18 + 256
 
 
 # ---- samples

@@ -28,6 +28,15 @@ class Known(Bytes):
         return 1.0 if int(prompt.text[2:-1]) % 2 else super().reward(prompt, completion)
 
 
+class Flaky(Bytes):
+    """Some completions have no reward."""
+
+    def reward(self, prompt, completion):
+        if sum(map(ord, completion)) % 4 == 0:
+            raise LookupError("no such completion")
+        return super().reward(prompt, completion)
+
+
 class Slow(Bytes):
     """Rewards wait."""
 
@@ -93,6 +102,10 @@ def known():
 
 def slow_known():
     return SlowKnown()
+
+
+def flaky():
+    return Flaky()
 
 
 def talking():
