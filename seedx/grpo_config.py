@@ -105,6 +105,10 @@ class RolloutConfig:
         temperature: That tokens are drawn at, and the loss computed at.
         timeout_s: A group that is not complete after so long is asked for again, seconds.
         retries: How often; then the run ends.
+        redundant: Completions of a prompt beyond `grpo.group_size`, generated in slots that nothing else wants, that
+            stand by for those that are lost, late or without a reward.
+        late_s: A completion that is not there so long after its group was asked for is late, seconds; what takes its
+            place is shorter on the average. 0: none is late.
     """
 
     max_tokens: int = 0
@@ -112,10 +116,39 @@ class RolloutConfig:
     temperature: float = 1.0
     timeout_s: float = 600.0
     retries: int = 2
+    redundant: int = 0
+    late_s: float = 0.0
 
     def __post_init__(self) -> None:
         positive(self, "temperature", "timeout_s")
-        not_negative(self, "max_tokens", "max_prompt_tokens", "retries")
+        not_negative(self, "max_tokens", "max_prompt_tokens", "retries", "redundant", "late_s")
+        require(
+            self.late_s == 0 or self.redundant > 0,
+            f"rollout.late_s ({self.late_s}) must be 0 without redundant completions, which replace what is late; give "
+            "--rollout.redundant.",
+        )
+
+
+@dataclass(frozen=True)
+class CurriculumConfig:
+    """How often prompts come that are always answered right, or never.
+
+    Attributes:
+        floor: Probability that such a prompt is taken in an epoch, 0.01 to 1; one that is answered right half of the
+            time always is. 1: all prompts are taken in each epoch.
+        weight: What a prompt's newest group counts in its success rate, above 0 and at most 1. Success is the mean
+            reward, for which rewards should lie within 0 and 1; what is beyond counts as 0 or 1.
+    """
+
+    floor: float = 1.0
+    weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(
+            0.01 <= self.floor <= 1,
+            f"curriculum.floor ({self.floor}) must lie in [0.01, 1]: no prompt is left out for good.",
+        )
+        require(0 < self.weight <= 1, f"curriculum.weight ({self.weight}) must be above 0 and at most 1.")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from seedx.checks import finite, not_negative, require
 from seedx.config import CheckpointConfig, MetricsConfig
 from seedx.device_config import MeshConfig
 from seedx.grpo_config import (
+    CurriculumConfig,
     DecodeConfig,
     GrpoConfig,
     HeldOutConfig,
@@ -71,6 +72,7 @@ class LlmConfig:
     mesh: MeshConfig = field(default_factory=lambda: MeshConfig(data=0))
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     learner: TextLearnerConfig = field(default_factory=TextLearnerConfig)
@@ -87,6 +89,11 @@ class LlmConfig:
         require(self.model != "", "model ('') is empty; give tiny, smollm2, a file, a directory or hf://org/name.")
         require(self.run_dir != "", "run_dir ('') must name a directory; leave --run-dir out for the default one.")
         not_negative(self, "max_staleness")
+        require(
+            self.rollout.redundant == 0 or self.max_staleness > 0,
+            f"rollout.redundant ({self.rollout.redundant}) must be 0 with max_staleness 0, where two runs give "
+            "the same parameters: what is lost or late is a matter of timing. Raise --max-staleness.",
+        )
         require(self.steps is None or self.steps > 0, f"steps ({self.steps}) must be positive.")
         require(self.seconds is None or self.seconds > 0, f"seconds ({self.seconds}) must be positive.")
         require(0 <= self.seed < 2**31, f"seed ({self.seed}) must lie in 0 .. 2**31-1.")

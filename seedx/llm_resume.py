@@ -18,11 +18,13 @@ class Progress(NamedTuple):
         seconds: Wall time, earlier sessions included.
         scores_before: On each held-out prompt before the first update, NaN where there is none; []: not measured.
         rewards: The newest completions'.
+        curriculum: Success rates of prompts (`Curriculum.saved`); None: there are none.
     """
 
     seconds: float
     scores_before: list[float]
     rewards: list[float]
+    curriculum: dict[str, Any] | None = None
 
 
 def save_llm_run(
@@ -61,7 +63,7 @@ def resume_llm_run(checkpointer: Checkpointer, trainable: Trainable, fresh: Text
         found.update,
         *(int(metadata[name]) for name in ("env_steps", "tokens", "position")),
     )
-    return state, Progress(*(metadata[name] for name in Progress._fields))
+    return state, Progress(**{name: metadata[name] for name in Progress._fields if name in metadata})
 
 
 def _other_arrays(trainable: Trainable, state: TextState) -> dict[str, Any]:

@@ -40,7 +40,6 @@ class LlmSession:
         self._crew = crew
         self._signals = signals
         self._ending = Ending(config, run_dir, crew.stop, signals)
-        self._seconds_before = 0.0
         self._scores_before = self._scores_after = np.array([])  # of each held-out prompt
         self._server: Any = None  # Serving
         self.learning = False
@@ -91,7 +90,7 @@ class LlmSession:
         from seedx.learner.text_learner import Shapes, TextLearner, rows_of_a_part
         from seedx.learner.token_logprobs import Model
         from seedx.learner.trainable import Trainable
-        from seedx.llm_resume import resume_llm_run
+        from seedx.llm_resume import Progress, resume_llm_run
         from seedx.llm_warm_start import warm_started
 
         config, learner, setup = self._config, self._config.learner, self._setup
@@ -129,11 +128,10 @@ class LlmSession:
         if config.warm_start.reward and not resume:
             params = warm_started(config, setup, self._source, self._policy, params, self._ending.check, _say)
         state = self.learner.begin(params)
-        self._earlier_rewards: list[float] = []
+        self._earlier = Progress(0.0, [], [])
         if resume:
-            state, progress = resume_llm_run(self._checkpointer, self.learner.trainable, state)
-            self._seconds_before, before, self._earlier_rewards = progress
-            self._scores_before = np.array(before)
+            state, self._earlier = resume_llm_run(self._checkpointer, self.learner.trainable, state)
+            self._scores_before = np.array(self._earlier.scores_before)
         self.learner.state = state
         self._first_update = state.updates
 
@@ -152,7 +150,7 @@ class LlmSession:
         from seedx.envs.text.group_queue import GroupQueue, example
         from seedx.envs.text.rollouts import Pace, Rollouts
         from seedx.envs.text.sample_log import SampleLog
-        from seedx.llm_setup import make_generation
+        from seedx.llm_setup import make_curriculum, make_generation
         from seedx.llm_view import LLM_VIEW
         from seedx.llm_warnings import Warnings
         from seedx.profiling import ProfileWindow
@@ -161,6 +159,8 @@ class LlmSession:
 
         config, state, tokenizer = self._config, self.learner.state, self._setup.tokenizer
         self._generation, self._pool = make_generation(config, self._setup, self.scheduler, self._metrics, self._crew)
+        pace = Pace(config.learner.batch_size, config.max_staleness)
+        self._curriculum = make_curriculum(config, self._source.num_prompts, pace, self._earlier.curriculum)
         title = f"{config.agent} on {config.task}, seed {config.seed}"
         samples = SampleLog(self._run_dir, lambda group: tokenizer.decode(group.prompt.tolist()), title)
         self._rollouts = Rollouts(
@@ -168,16 +168,17 @@ class LlmSession:
             self.scheduler,
             self._source,
             self._setup.encode,
-            pace=Pace(config.learner.batch_size, config.max_staleness),
+            pace=pace,
             config=config.grpo,
             seed=config.seed,
             position=state.position,
             updates=state.updates,
-            rewards=self._earlier_rewards,
+            rewards=self._earlier.rewards,
             window=config.metrics.return_window,
             told=lambda group: samples.add(group, self.learner.state.updates),
             metrics=self._metrics,
             crew=self._crew,
+            curriculum=self._curriculum,
         )
         seconds_left = math.inf if config.seconds is None else config.seconds - self._ending.seconds
         self.replay = make_replay(config, example(config.grpo.group_size), self._resume, seconds_left)
@@ -233,6 +234,8 @@ class LlmSession:
                     scores = self._score(f"after {learner.state.updates:,} updates", self._is_over)
                     if len(scores):
                         self._metrics.gauge("held_out/reward", float(np.nanmean(scores)))
+                if self._curriculum is not None:
+                    self._curriculum.learned(learner.state.position)
                 self._rollouts.advance(learner.state.updates)  # only now: what is decoded together is always the same
                 if config.checkpoint.interval_s and time.monotonic() - last_checkpoint > config.checkpoint.interval_s:
                     self._save()
@@ -329,14 +332,16 @@ class LlmSession:
 
     def _seconds(self) -> float:
         """Wall time of the run, earlier sessions included."""
-        return self._seconds_before + self._ending.seconds
+        return self._earlier.seconds + self._ending.seconds
 
     def _save(self, block: bool = False) -> None:
         from seedx.llm_resume import Progress, save_llm_run
 
         learner = self.learner
-        rewards = self._rollouts.rewards(learner.state.position)
-        progress = Progress(self._seconds(), self._scores_before.tolist(), rewards)
+        position = learner.state.position
+        rewards = self._rollouts.rewards(position)
+        curriculum = None if self._curriculum is None else self._curriculum.saved(position)
+        progress = Progress(self._seconds(), self._scores_before.tolist(), rewards, curriculum)
         save_llm_run(self._checkpointer, self._config, learner.trainable, learner.state, progress, block)
 
     def _finish(self, reason: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,13 @@ from seedx import compilation_cache, sharding
 from seedx.chat import ChatTemplate
 from seedx.checks import ConfigError, require
 from seedx.device_config import parse_bytes
+from seedx.envs.text.curriculum import Curriculum
 from seedx.envs.text.encode import encode_prompt
 from seedx.envs.text.generation import Generation, Settings
 from seedx.envs.text.held_out import AT_A_TIME
 from seedx.envs.text.load import load_task
 from seedx.envs.text.rewards import RewardPool
+from seedx.envs.text.rollouts import Pace
 from seedx.envs.text.sandbox_process import MODE
 from seedx.envs.text.task import Prompt, Task
 from seedx.inference.engine import Engine
@@ -134,7 +136,8 @@ def caster(dtype: str) -> Callable[[Tree], Tree]:
 
 def completions_ahead(config: LlmConfig) -> int:
     """How many completions a run has under way at most, those of an evaluation in between included."""
-    rollouts = (config.max_staleness + 1) * config.learner.batch_size * config.grpo.group_size
+    per_group = config.grpo.group_size + config.rollout.redundant
+    rollouts = (config.max_staleness + 1) * config.learner.batch_size * per_group
     return rollouts + max(AT_A_TIME, config.held_out.num_samples)
 
 
@@ -229,8 +232,26 @@ def make_generation(
         temperature=rollout.temperature if temperature is None else temperature,
         timeout_s=rollout.timeout_s,
         retries=rollout.retries,
+        redundant=rollout.redundant,
+        late_s=rollout.late_s,
         overlong_tokens=config.grpo.overlong_tokens,
     )
     asked = completions_ahead(config) * (1 + rollout.retries)  # replies to turns of groups that got lost are among them
     pool = RewardPool(config.task, config.reward, metrics, crew, max_waiting=asked)
     return Generation(scheduler, setup.task, setup.tokenizer, pool, settings, metrics, crew), pool
+
+
+def make_curriculum(
+    config: LlmConfig, num_prompts: int, pace: Pace, saved: Mapping[str, Any] | None
+) -> Curriculum | None:
+    """Which prompts a run passes over; None: none.
+
+    Args:
+        config: Of the run.
+        num_prompts: Of an epoch.
+        pace: Of its rollouts.
+        saved: What the run had before (`Curriculum.saved`); None: nothing.
+    """
+    if config.curriculum.floor == 1:
+        return None
+    return Curriculum(config.curriculum, num_prompts, seed=config.seed, behind=pace.allowed(0), saved=saved)

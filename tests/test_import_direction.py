@@ -71,6 +71,7 @@ ACROSS = {
     ("envs.text.group_queue", "replay.patience"),
     ("envs.text.group_queue", "replay.replay"),
     ("envs.text.held_out", "inference.scheduler"),
+    ("envs.text.job", "inference.requests"),
     ("envs.text.rollouts", "inference.scheduler"),
     ("envs.text.track", "inference.requests"),
     ("envs.text.rollouts", "learner.advantages"),

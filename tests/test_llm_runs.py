@@ -173,6 +173,26 @@ def test_all_that_is_trained_is_resumed_bit_for_bit(processes, tmp_path, flags, 
     assert "over 2 prompts x 1" in scored.out
 
 
+def test_a_run_with_a_curriculum_repeats_and_goes_on_after_a_kill_as_if_nothing_had_been(processes, tmp_path):
+    flags = (*IN_STEP, "--curriculum.floor", "0.1")
+    for name in ("a", "b"):
+        learn(processes, tmp_path / name, *flags, "--task", "text_tasks:known")
+    run_dir = tmp_path / "run"
+    run = start(processes, run_dir, *flags, "--checkpoint.interval-s", "0.01", "--task", "text_tasks:slow_known")
+    run.until(lambda: newest_update(run_dir) >= 7, "a checkpoint")  # some were passed over
+    kill_learner(processes, run)
+    assert newest_update(run_dir) < 10
+    learn(processes, run_dir, "--resume", "--steps", "40")
+    whole = load_params(tmp_path / "a")
+    assert whole.metadata["position"] > 22  # of 20 groups
+    assert last(tmp_path / "a", "rollout/skipped_prompts") >= whole.metadata["position"] - 20
+    assert {rate for uid, rate in whole.metadata["curriculum"]["rates"] if uid % 2} == {1.0}
+    for other in (load_params(tmp_path / "b"), load_params(run_dir)):
+        for name in ("position", "tokens", "curriculum"):
+            assert other.metadata[name] == whole.metadata[name]
+        assert_bit_equal(other.params, whole.params)
+
+
 def test_a_run_that_is_killed_while_it_warms_up_begins_anew_and_after_its_first_checkpoint_does_not(
     processes, tmp_path
 ):
@@ -295,6 +315,20 @@ def test_the_first_evaluation_ends_with_the_runs_time(processes, tmp_path):
     assert (summary(run_dir)["exit"], summary(run_dir)["updates"]) == ("seconds", 0)
     assert summary(run_dir)["held_out_reward_before"] is summary(run_dir)["held_out_reward_after"] is None
     assert run.err == ""
+
+
+def test_redundant_completions_stand_in_for_those_without_a_reward(processes, tmp_path):
+    run_dir = tmp_path / "run"
+    flags = ("--task", "text_tasks:flaky", "--rollout.redundant", "2", "--reward.retries", "0", "--steps", "40")
+    learn(processes, run_dir, *flags, "--max-staleness", "1")
+    unscored, used = last(run_dir, "reward/unscored"), last(run_dir, "rollout/redundant_used")
+    assert 0 < used <= unscored
+    assert last(run_dir, "rollout/redundant_dropped") >= 2 * 20
+    names = {name for row in read_rows(run_dir / "metrics.jsonl") for name in row}
+    assert names <= documented.llm_metrics()
+    assert max(values(run_dir, "learner/lag_updates_max")) <= 1
+    rows = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    assert all(len(row["completions"]) == 2 for row in rows)
 
 
 def test_a_signal_before_the_first_update_ends_a_run_at_once(processes, tmp_path):

@@ -1,6 +1,7 @@
 """Parts of an LLM run's process: how it closes, what it lets people read, and its warm start on few prompts."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -19,9 +20,10 @@ from seedx.envs.text.group import Group, Sample
 from seedx.envs.text.prompts import PromptSource
 from seedx.envs.text.sample_log import SampleLog
 from seedx.envs.text.task import Prompt
-from seedx.grpo_config import GrpoConfig, TextLearnerConfig, WarmStartConfig
+from seedx.grpo_config import GrpoConfig, RolloutConfig, TextLearnerConfig, WarmStartConfig
 from seedx.learner.token_logprobs import Model
 from seedx.llm_config import LlmConfig
+from seedx.llm_resume import Progress
 from seedx.llm_session import LlmSession
 from seedx.llm_setup import Setup, completions_ahead
 from seedx.llm_view import waiting_stage
@@ -74,7 +76,8 @@ def test_a_last_checkpoint_that_cannot_be_written_is_a_failure_though_the_crew_s
 def test_a_checkpoint_holds_no_rewards_of_completions_that_a_resume_generates_anew(tmp_path, monkeypatch):
     session, saved = LlmSession(LlmConfig(), tmp_path, False, Crew(), []), []
     learner = SimpleNamespace(state=SimpleNamespace(position=7), trainable=None)
-    session._checkpointer, session.learner = None, learner
+    session._checkpointer, session._curriculum, session.learner = None, None, learner
+    session._earlier = Progress(0.0, [], [])
     session._rollouts = SimpleNamespace(rewards=lambda before: [f"of prompts before {before}"])
     monkeypatch.setattr("seedx.llm_resume.save_llm_run", lambda *arguments: saved.append(arguments))
     session._save()
@@ -84,6 +87,8 @@ def test_a_checkpoint_holds_no_rewards_of_completions_that_a_resume_generates_an
 def test_all_completions_of_a_run_may_wait_for_a_reward_and_those_of_an_evaluation_too():
     large = LlmConfig(max_staleness=7, grpo=GrpoConfig(group_size=16), learner=TextLearnerConfig(batch_size=512))
     assert completions_ahead(large) == 8 * 512 * 16 + 256
+    redundant = dataclasses.replace(large, rollout=RolloutConfig(redundant=2))
+    assert completions_ahead(redundant) == 8 * 512 * 18 + 256
 
 
 # ---- the console

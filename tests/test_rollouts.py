@@ -16,12 +16,13 @@ from processes import until
 from rollout_harness import Ending, HandPool, S, Words, failure, generating
 
 from seedx.checks import ConfigError
+from seedx.envs.text.curriculum import Curriculum
 from seedx.envs.text.generation import Generation, seed_of
 from seedx.envs.text.group import Group, Sample
 from seedx.envs.text.group_queue import GroupQueue
 from seedx.envs.text.prompts import PromptSource
 from seedx.envs.text.rollouts import Pace, Rollouts
-from seedx.grpo_config import GrpoConfig
+from seedx.grpo_config import CurriculumConfig, GrpoConfig
 from seedx.inference.scheduler import Scheduler
 from seedx.metrics import Metrics
 from seedx.replay.fifo import Fifo
@@ -363,20 +364,27 @@ def test_the_mean_reward_is_over_the_newest_completions_those_before_a_resume_to
 # ---- resume
 
 
-def trained_until(updates, kills, max_staleness, outcomes, config):
+def trained_until(updates, kills, max_staleness, rewards, config, floor=None):
     """The positions of each update of a run that was killed at some of them, with its checkpoint one update before."""
     position = update = 0
-    trained = {}
+    trained, saved = {}, {0: None}
     for stop in (*kills, updates):
-        with rolling(Pace(2, max_staleness), position=position, updates=update, config=config) as at:
+        curriculum = None
+        if floor is not None:
+            settings, behind = CurriculumConfig(floor), Pace(2, max_staleness).allowed(0)
+            curriculum = Curriculum(settings, 3, seed=5, behind=behind, saved=saved[update])
+        options = {"position": position, "updates": update, "config": config, "curriculum": curriculum}
+        with rolling(Pace(2, max_staleness), **options) as at:
             scored = 0
             while update < stop:
                 while scored < len(at.generation.begun):
-                    at.generation.score(scored, 0.0, outcomes[at.generation.begun[scored][0] % len(outcomes)])
+                    at.generation.score(scored, *rewards(at.generation.begun[scored][0]))
                     scored += 1
                 with contextlib.suppress(TimeoutError):
                     trained[update] = positions(at.groups.take(2, 0.01))
                     update += 1
+                    if curriculum is not None:
+                        saved[update] = curriculum.saved(trained[update - 1][-1] + 1)
                     at.rollouts.advance(update)
         update = max(stop - 1, 0)
         position = trained[update - 1][-1] + 1 if update else 0
@@ -388,10 +396,84 @@ def test_what_a_killed_run_learns_from_is_what_one_that_was_not_learns_from(dyna
     """Whatever was generated ahead: work that was in flight at the kill is begun anew."""
     config = GrpoConfig(group_size=2, dynamic_sampling=dynamic)
     outcomes = (1.0, 0.0, 1.0, 1.0, 0.0) if dynamic else (1.0,)
+
+    def rewards(position):
+        return 0.0, outcomes[position % len(outcomes)]
+
     for max_staleness in (0, 2):
-        whole = trained_until(12, (), max_staleness, outcomes, config)
-        killed = trained_until(12, (1, 2, 7, 9), max_staleness, outcomes, config)
+        whole = trained_until(12, (), max_staleness, rewards, config)
+        killed = trained_until(12, (1, 2, 7, 9), max_staleness, rewards, config)
         assert killed == whole
         flat = [position for positions in whole.values() for position in positions]
         assert flat == sorted(set(flat))
         assert len(flat) == 24
+
+
+SOURCE = PromptSource(Words("A", "B", "C").prompts("train"), 1)
+
+
+def known(position):
+    """One prompt is always answered right, one never, one now and then, which comes in another place each epoch."""
+    return [(1.0, 1.0), (0.0, 1.0 if position % 4 else 0.0), (0.0, 0.0)][SOURCE.at(position).uid]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_so_it_is_where_prompts_are_passed_over(dynamic):
+    config = GrpoConfig(group_size=2, dynamic_sampling=dynamic)
+    for max_staleness in (0, 2):
+        whole = trained_until(12, (), max_staleness, known, config, floor=0.1)
+        killed = trained_until(12, (1, 2, 7, 9), max_staleness, known, config, floor=0.1)
+        assert killed == whole
+        taken = [SOURCE.at(position) for positions in whole.values() for position in positions]
+        assert len({(prompt.uid, prompt.epoch) for prompt in taken}) == 24
+        assert sum(prompt.uid == 1 for prompt in taken) > 12
+        assert taken[-1].epoch > 12  # without a curriculum 8
+
+
+def test_with_a_floor_of_1_groups_are_what_they_are_without_a_curriculum():
+    config = GrpoConfig(group_size=2)
+    assert trained_until(12, (7,), 1, known, config, floor=1.0) == trained_until(12, (7,), 1, known, config)
+
+
+@given(order=st.randoms(use_true_random=False))
+@settings(max_examples=10)
+def test_prompts_are_passed_over_alike_in_whatever_order_groups_are_done(order):
+    """And counted."""
+    seen = []
+    for shuffled in (False, True):
+        curriculum = Curriculum(CurriculumConfig(0.2), 3, seed=5, behind=6)
+        with rolling(Pace(2, 2), curriculum=curriculum) as at:
+            done = 0
+            for update in range(9):
+                at.generation.wait_for(2 * update + 6)
+                left = list(range(done, 2 * update + 6))
+                if shuffled:
+                    order.shuffle(left)
+                for number in left:
+                    at.generation.score(number, *known(at.generation.begun[number][0]))
+                done = 2 * update + 6
+                at.groups.take(2, S)
+                at.rollouts.advance(update + 1)
+            idle(at, 24)
+            seen.append([position for position, _, _ in at.generation.begun])
+            assert at.metrics.snapshot()["rollout/skipped_prompts"] == seen[-1][-1] + 1 - 24
+    assert seen[0] == seen[1]
+
+
+def test_prompts_that_are_passed_over_do_not_count_as_too_long():
+    """One that fits among long ones, which is always answered right."""
+    texts = ["A", *["B" * 9] * 5]
+    curriculum = Curriculum(CurriculumConfig(0.01), 6, seed=5, behind=1)
+
+    def encode(prompt):
+        return (1,) if len(prompt.text) < 9 else None
+
+    with rolling(Pace(1, 0), texts, encode=encode, curriculum=curriculum) as at:
+        for number in range(5):
+            at.generation.wait_for(number + 1)
+            at.generation.score(number, 1.0, 1.0)
+            at.groups.take(1, S)
+            at.rollouts.advance(number + 1)
+        at.generation.wait_for(6)
+        assert at.generation.begun[-1][0] > 6 * 12  # more epochs than would do to find that all are too long
+        assert at.crew.failure is None

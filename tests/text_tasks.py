@@ -23,7 +23,33 @@ class Bytes:
         return sum(character < "@" for character in completion) / 8
 
 
+class Known(Bytes):
+    """Every other prompt is always answered right."""
+
+    def reward(self, prompt, completion):
+        return 1.0 if int(prompt.text[2:-1]) % 2 else super().reward(prompt, completion)
+
+
+class Flaky(Bytes):
+    """Some completions have no reward."""
+
+    def reward(self, prompt, completion):
+        if sum(map(ord, completion)) % 4 == 0:
+            raise LookupError("no such completion")
+        return super().reward(prompt, completion)
+
+
 class Slow(Bytes):
+    """Rewards wait."""
+
+    reward_waits = True
+
+    def reward(self, prompt, completion):
+        time.sleep(0.3)
+        return super().reward(prompt, completion)
+
+
+class SlowKnown(Known):
     """Rewards wait."""
 
     reward_waits = True
@@ -96,6 +122,18 @@ def bytes_():
 
 def slow():
     return Slow()
+
+
+def known():
+    return Known()
+
+
+def slow_known():
+    return SlowKnown()
+
+
+def flaky():
+    return Flaky()
 
 
 def talking():

@@ -57,6 +57,7 @@ class Completions:
             self._slots.leave(sample)
         rest = (text or "") + sample.text.flush() if sample.text is not None else None
         group.results[sample.index] = self._completion(sample, tokens, reason)
+        group.handle.num_done = len(group.results)
         self._waiting.completed()
         if group.listener is not None and group.handle in self.groups:
             self._tell(group, Delta(sample.index, *new, rest, reason))

@@ -136,9 +136,14 @@ class QueueFullError(Exception):
 
 
 class Handle:
-    """A request that was taken; any thread may use it."""
+    """A request that was taken; any thread may use it.
+
+    Attributes:
+        num_done: Samples that are complete; the scheduler sets it.
+    """
 
     def __init__(self, cancel: Callable[[Handle], None]) -> None:
+        self.num_done = 0
         self._cancel = cancel
         self._finished = threading.Event()
         self._completions: list[Completion] = []

@@ -14,12 +14,13 @@ import queue
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from seedx.envs.text.group import REASONS, Group
+from seedx.envs.text.job import Job
 from seedx.envs.text.rewards import Reply, RewardPool
 from seedx.envs.text.task import MultiTurnTask, Prompt, Scores, Task
 from seedx.envs.text.track import Track
@@ -44,6 +45,8 @@ class Settings:
         temperature: That tokens are drawn at.
         timeout_s: A group that is not complete after so long is asked for again.
         retries: How often.
+        redundant: Completions beyond `group_size`, that stand by for those that are lost, late or without a reward.
+        late_s: When a completion is late, counted from when its group was asked for; 0: never.
         overlong_tokens: Tokens before `max_tokens` over which the reward falls by up to 1; 0: none.
     """
 
@@ -52,32 +55,16 @@ class Settings:
     temperature: float = 1.0
     timeout_s: float = 600.0
     retries: int = 2
+    redundant: int = 0
+    late_s: float = 0.0
     overlong_tokens: int = 0
-
-
-@dataclass(eq=False)
-class _Job:
-    position: int
-    prompt: Prompt
-    tokens: tuple[int, ...]
-    group_size: int
-    seed: int
-    shaped: bool
-    future: Future[Group]
-    tracks: list[Track] = field(default_factory=list)
-    handles: set[Handle] = field(default_factory=set)  # of this attempt; those of earlier ones are ignored
-    postponed: int = 0  # turns of this attempt that the scheduler has had no room for
-    unanswered: int = 0  # turns of this attempt that the environment has not replied to
-    unscored: int = 0  # rewards that are still computed
-    attempt: int = 0
-    asked_at: float = math.inf
 
 
 class _Postponed(NamedTuple):
     """A turn that the scheduler had no room for: what else asks it, with --serve-port, has filled its queue."""
 
     due: float
-    job: _Job
+    job: Job
     attempt: int
     prompt: tuple[int, ...]
     seed: int
@@ -112,7 +99,7 @@ class Generation:
         self._weights: Mapping[str, float] = getattr(task, "reward_weights", {})
         self._settings, self._metrics, self._crew = settings, metrics, crew
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # a few for each job
-        self._generating: set[_Job] = set()
+        self._generating: set[Job] = set()
         self._heard_at = -math.inf  # the end of a turn
         self._postponed: list[_Postponed] = []
 
@@ -137,13 +124,14 @@ class Generation:
             prompt: Of the task.
             tokens: The prompt as the model reads it.
             seed: Of the whole group, 0 to 2**64 - 1.
-            group_size: Completions; None: those of the settings.
+            group_size: Completions; None: those of the settings, with redundant ones.
             shaped: Whether long completions are punished, as the settings say.
 
         Raises:
             What `Scheduler.submit` raises, but for QueueFullError: then the group waits for room.
         """
-        job = _Job(position, prompt, tokens, group_size or self._settings.group_size, seed, shaped, Future())
+        settings, redundant = self._settings, 0 if group_size else self._settings.redundant
+        job = Job(position, prompt, tokens, group_size or settings.group_size, redundant, seed, shaped, Future())
         self._events.put(lambda: self._generating.add(job))  # before anything can come back
         self._ask(job)
         return job.future
@@ -164,14 +152,19 @@ class Generation:
 
     # ---- generating
 
-    def _ask(self, job: _Job) -> None:
-        """Asks for the first turn of all completions."""
-        job.tracks = [Track() for _ in range(job.group_size)]
-        job.handles, job.postponed, job.unanswered, job.asked_at = set(), 0, 0, math.inf
-        self._submit(job, job.tokens, job.seed, job.tracks)
+    def _ask(self, job: Job) -> None:
+        """Asks for the first turn of all completions; for redundant ones singly, each with a seed of its own."""
+        job.reset()
+        with self._scheduler.together():  # nothing comes back meanwhile
+            self._submit(job, job.tokens, job.seed, job.tracks[: job.group_size])
+            for i in range(job.group_size, len(job.tracks)):
+                self._submit(job, job.tokens, seed_of(job.seed, i), job.tracks[i : i + 1])
         job.asked_at = time.monotonic()  # not before it is asked for, perhaps by our caller
 
-    def _submit(self, job: _Job, prompt: tuple[int, ...], seed: int, tracks: list[Track]) -> None:
+    def _submit(self, job: Job, prompt: tuple[int, ...], seed: int, tracks: list[Track]) -> None:
+        if job.is_cut:
+            tracks[0].is_lost = True  # a further turn, or one that there was no room for
+            return
         request = Request(
             prompt,
             self._settings.max_tokens - tracks[0].length,
@@ -179,12 +172,12 @@ class Generation:
             seed=seed,
             stop_tokens=self._tokenizer.eos_ids,
             num_samples=len(tracks),
+            priority=-1 if tracks[0].is_redundant else 0,  # in slots that nothing else wants
             on_swap="continue",
         )
         try:
             handle = self._scheduler.submit(request)
         except QueueFullError as error:
-            job.postponed += 1
             again = _Postponed(time.monotonic() + error.retry_after_s, job, job.attempt, prompt, seed, tracks)
             self._events.put(lambda: self._postponed.append(again))
             return
@@ -196,52 +189,53 @@ class Generation:
         due = [again for again in self._postponed if again.due <= now]
         self._postponed = [again for again in self._postponed if again.due > now]
         for again in due:
-            if again.attempt == again.job.attempt:
-                again.job.postponed -= 1
+            if again.attempt == again.job.attempt and not again.job.future.done():
                 self._submit(again.job, again.prompt, again.seed, again.tracks)
+                self._advance(again.job)
 
-    def _said(self, job: _Job, handle: Handle, tracks: list[Track]) -> None:
+    def _said(self, job: Job, handle: Handle, tracks: list[Track]) -> None:
         """The model's turn of some completions is over."""
         if handle not in job.handles:
             return
         job.handles.remove(handle)
         self._heard_at = time.monotonic()
         completions = handle.result(0.0)
-        cut = [completion.finish_reason for completion in completions if completion.finish_reason not in REASONS]
-        if cut:
-            if not self._crew.stop.is_set():
-                self._lost(job, f"ended with {cut[0]!r}")
+        reasons = [completion.finish_reason for completion in completions if completion.finish_reason not in REASONS]
+        if reasons and self._crew.stop.is_set():
             return
         for track, completion in zip(tracks, completions, strict=True):
-            track.add(completion)
-            track.finish_reason = completion.finish_reason
-            if self._replies and completion.finish_reason == "stop":
-                self._ask_environment(job, track)
-        self._end_if_over(job)
+            track.is_lost = completion.finish_reason not in REASONS
+        if not job.has_enough:
+            self._lost(job, f"ended with {reasons[0]!r}")
+            return
+        for track, completion in zip(tracks, completions, strict=True):
+            if not track.is_lost:
+                track.add(completion)
+                if self._replies and completion.finish_reason == "stop":
+                    self._ask_environment(job, track)
+                else:
+                    track.finish_reason = completion.finish_reason
+        self._advance(job)
 
-    def _ask_environment(self, job: _Job, track: Track) -> None:
-        job.unanswered += 1
+    def _ask_environment(self, job: Job, track: Track) -> None:
         attempt, future = job.attempt, self._pool.reply(job.prompt, track.turns)
         future.add_done_callback(lambda _: self._events.put(lambda: self._replied(job, attempt, track, future)))
 
-    def _replied(self, job: _Job, attempt: int, track: Track, future: Future[Reply | None]) -> None:
+    def _replied(self, job: Job, attempt: int, track: Track, future: Future[Reply | None]) -> None:
         """The environment's turn is over."""
-        if attempt != job.attempt:
+        if attempt != job.attempt or job.future.done():
             return
-        job.unanswered -= 1
         self._heard_at = time.monotonic()
         reply = future.result(0.0)
-        track.is_broken = reply is None
         if reply is not None and reply.text is not None:
             self._go_on(job, track, reply.text)
-        self._end_if_over(job)
+        else:
+            track.finish_reason = "stop"
+        if reply is None:  # what cannot be gone on with has no reward either
+            track.is_asked = track.is_settled = True
+        self._advance(job)
 
-    def _end_if_over(self, job: _Job) -> None:
-        if not job.handles and not job.postponed and not job.unanswered:
-            self._generating.discard(job)
-            self._score(job)
-
-    def _go_on(self, job: _Job, track: Track, reply: str) -> None:
+    def _go_on(self, job: Job, track: Track, reply: str) -> None:
         """The model's next turn, or the end if there is no room for one."""
         tokens = self._tokenizer.encode(reply, add_bos=False)
         if track.length + len(tokens) >= self._settings.max_tokens:
@@ -251,7 +245,7 @@ class Generation:
         text = (*job.tokens, *np.concatenate(track.tokens).tolist())
         self._submit(job, text, seed_of(job.seed, job.tracks.index(track), len(track.turns)), [track])
 
-    def _lost(self, job: _Job, why: str) -> None:
+    def _lost(self, job: Job, why: str) -> None:
         name = f"the group of prompt {job.position}"
         if job.attempt == self._settings.retries:
             raise RuntimeError(
@@ -262,38 +256,60 @@ class Generation:
         job.attempt += 1
         print(f"{name} {why}; it is asked for again ({job.attempt} of {self._settings.retries}).", flush=True)
         self._metrics.count("rollout/lost_groups")
-        for handle in job.handles:
-            handle.cancel()
+        job.drop_handles()
         self._ask(job)
 
     def _expire(self) -> None:
-        """Asks again for groups that are overdue, counted from when a turn was over last: others go first."""
-        before = time.monotonic() - self._settings.timeout_s
-        if self._heard_at < before:
-            for job in [job for job in self._generating if job.asked_at < before]:
-                self._lost(job, f"was not complete after {self._settings.timeout_s:g} s")
+        """Deals with groups that are late, or overdue while no turn was over for as long: else others go first.
+
+        Those of which enough is there make do with it. The others are asked for again if they are overdue.
+        """
+        now, settings = time.monotonic(), self._settings
+        is_silent = now - self._heard_at > settings.timeout_s
+        for job in list(self._generating):
+            is_overdue = is_silent and now - job.asked_at > settings.timeout_s
+            is_late = is_overdue or 0 < settings.late_s < now - job.asked_at
+            if is_late and job.redundant and not job.is_cut and self._num_done(job) >= job.group_size:
+                job.is_cut = True
+                job.drop_handles()
+            elif is_overdue:
+                self._lost(job, f"was not complete after {settings.timeout_s:g} s")
+
+    def _num_done(self, job: Job) -> int:
+        """Completions of which all is there; the scheduler has some of them while others of the same request go on."""
+        done = sum(bool(track.finish_reason) for track in job.tracks)
+        return done if self._replies else done + sum(handle.num_done for handle in job.handles)
 
     # ---- scoring
 
-    def _score(self, job: _Job) -> None:
-        whole = [track for track in job.tracks if not track.is_broken]  # others get no reward
-        job.unscored = len(whole)
-        for track in whole:
-            future = self._pool.submit(job.prompt, track.text)
-            future.add_done_callback(
-                lambda future, track=track: self._events.put(lambda: self._scored(job, track, future))
-            )
-        if not whole:
-            self._finish(job)
+    def _advance(self, job: Job) -> None:
+        """Has rewards computed once there are completions enough, and ends the job once there are rewards enough."""
+        wanted = job.wanted()
+        if not all(track.finish_reason for track in wanted):
+            self._generating.add(job)  # again, where a reward could not be computed
+            return
+        self._generating.discard(job)
+        for track in wanted:
+            if not track.is_asked:
+                track.is_asked = True
+                future = self._pool.submit(job.prompt, track.text)
+                future.add_done_callback(
+                    lambda future, track=track: self._events.put(lambda: self._scored(job, track, future))
+                )
+        if all(track.is_settled for track in wanted):
+            self._finish(job, wanted)
 
-    def _scored(self, job: _Job, track: Track, future: Future[Scores | None]) -> None:
-        track.scores = future.result(0.0)
-        job.unscored -= 1
-        if not job.unscored:
-            self._finish(job)
+    def _scored(self, job: Job, track: Track, future: Future[Scores | None]) -> None:
+        track.scores, track.is_settled = future.result(0.0), True
+        self._advance(job)
 
-    def _finish(self, job: _Job) -> None:
-        samples = [track.sample(self._reward(track, job.shaped)) for track in job.tracks]
+    def _finish(self, job: Job, tracks: list[Track]) -> None:
+        job.drop_handles()
+        job.handles.clear()
+        if job.redundant:
+            self._metrics.count("rollout/redundant_dropped", job.redundant)
+            self._metrics.count("rollout/redundant_used", sum(track.is_redundant for track in tracks))
+        samples = [track.sample(self._reward(track, job.shaped)) for track in tracks]
         job.future.set_result(Group(job.position, np.array(job.tokens, np.int32), samples))
 
     def _reward(self, track: Track, shaped: bool) -> float:

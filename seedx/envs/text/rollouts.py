@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from seedx.checks import ConfigError
+from seedx.envs.text.curriculum import Curriculum
 from seedx.envs.text.generation import Generation, seed_of
 from seedx.envs.text.group import Group
 from seedx.envs.text.group_queue import GroupQueue
@@ -71,6 +72,7 @@ class Rollouts:
         told: Called with every finished group.
         metrics: Where figures go.
         crew: Runs the threads.
+        curriculum: Which prompts are passed over; None: none is.
     """
 
     def __init__(
@@ -90,9 +92,10 @@ class Rollouts:
         told: Callable[[Group], None],
         metrics: Metrics,
         crew: Crew,
+        curriculum: Curriculum | None = None,
     ) -> None:
         self._generation, self._scheduler, self._source, self._encode = generation, scheduler, source, encode
-        self._pace, self._config, self._seed = pace, config, seed
+        self._pace, self._config, self._seed, self._curriculum = pace, config, seed, curriculum
         self._position, self._updates = position, updates
         self._begun = updates * pace.batch_size  # and not discarded
         self._discarded_in_a_row = 0
@@ -165,13 +168,21 @@ class Rollouts:
             self._changed.notify()
 
     def _next_prompt(self) -> tuple[int, Prompt, tuple[int, ...]]:
-        """The next prompt that is not too long."""
-        for _ in range(2 * self._source.num_prompts):  # a whole epoch is among them, wherever this one is
-            position, prompt = self._position, self._source.at(self._position).prompt
+        """The next prompt that is neither left out by the curriculum nor too long."""
+        too_long = 0  # in a row
+        while too_long < 2 * self._source.num_prompts:  # a whole epoch is among them, wherever this one is
+            position, (_, uid, prompt) = self._position, self._source.at(self._position)
             self._position += 1
+            if self._curriculum is not None and not self._curriculum.takes(position, uid):
+                too_long = 0  # this one was answered before, so it fits
+                self._metrics.count("rollout/skipped_prompts")
+                continue
             tokens = self._encode(prompt)
             if tokens is not None:
+                if self._curriculum is not None:
+                    self._curriculum.begin(position, uid)
                 return position, prompt, tokens
+            too_long += 1
             self._metrics.count("rollout/too_long_prompts")
         raise ConfigError(
             f"all {self._source.num_prompts:,} prompts are longer than --rollout.max-prompt-tokens; raise it."
@@ -184,6 +195,8 @@ class Rollouts:
         rewards = np.array([sample.reward for sample in group.samples])
         scored = rewards[~np.isnan(rewards)]
         truncated = np.array([sample.finish_reason == "length" for sample in group.samples])
+        if self._curriculum is not None:
+            self._curriculum.answered(scored)
         has_spread = bool(spread(np.where(used(rewards, truncated, self._config), rewards, np.nan)[None])[0])
         self._record(group, scored, has_spread)
         self._told(group)

@@ -14,8 +14,16 @@ from seedx.inference.requests import Completion
 
 @dataclass(eq=False)
 class Track:
-    """Parts of its tokens, what is known of each, and the model's turns as text."""
+    """Parts of its tokens, what is known of each, and the model's turns as text.
 
+    `is_redundant`: it stands by for others; `is_lost`: it will not be complete; `is_asked`, `is_settled`: its reward
+    was asked for, and came or could not be computed.
+    """
+
+    is_redundant: bool = False
+    is_lost: bool = False
+    is_asked: bool = False
+    is_settled: bool = False
     tokens: list[np.ndarray] = field(default_factory=list)
     sampled: list[np.ndarray] = field(default_factory=list)
     logprobs: list[np.ndarray] = field(default_factory=list)
@@ -24,12 +32,16 @@ class Track:
     text: str = ""
     finish_reason: str = ""
     scores: Scores | None = None
-    is_broken: bool = False  # the environment's turn failed
 
     @property
     def length(self) -> int:
         """Tokens so far."""
         return sum(len(part) for part in self.tokens)
+
+    @property
+    def is_unscored(self) -> bool:
+        """Whether its reward could not be computed."""
+        return self.is_settled and self.scores is None
 
     def add(self, completion: Completion) -> None:
         """The model's turn."""
