@@ -14,7 +14,7 @@ from seedx.envs.text.task import Task
 from seedx.imports import load
 
 MARK = "?reward="
-KINDS = '"judge:ADDRESS[,ADDRESS]", "module:function", or "task" for the task\'s own'
+KINDS = '"judge:ADDRESS[,ADDRESS]", "model:PATH", "module:function", or "task" for the task\'s own'
 
 
 class _Reward(NamedTuple):
@@ -77,6 +77,11 @@ def _load(reward: _Reward) -> tuple[str, RewardFunction, float]:
             weight, options = _take(reward, kinds | files)
             access = Access(tls_ca=options.pop("tls_ca", None), token_file=options.pop("token_file", None))
             return "judge", Judge(addresses.split(","), access=access, **options), weight
+        case ("model", ":", path):
+            from seedx.envs.text.reward_model import RewardModel
+
+            weight, options = _take(reward, {"max_tokens": int})
+            return "model", RewardModel(path, **options), weight
         case (_, ":", name):
             weight, _ = _take(reward, {})
             try:
