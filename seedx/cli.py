@@ -23,6 +23,7 @@ from seedx.llm_config import AGENTS, LlmConfig
 # The checkout's recipes; an installed wheel has none.
 RECIPES = Path(__file__).parent.parent / "configs"
 
+_MAX_NAME = 100  # characters of an environment or task in a directory's name, which may have 255 bytes
 # EnvPool gives "-v5" to all Atari games and, beside them, to these.
 _MUJOCO_V5 = frozenset(
     {"Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"}
@@ -154,8 +155,8 @@ def _require_run(run_dir: Path) -> None:
 
 
 def default_run_dir(config: AnyConfig) -> str:
-    """runs/<agent>-<env or task>-<date and time>, every name made fit for a file system."""
-    names = (re.sub(r"[^A-Za-z0-9_.-]+", "_", name) for name in (config.agent, config.env))
+    """runs/<agent>-<env or task>-<date and time>, every name made fit for a file system, and short enough."""
+    names = (re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:_MAX_NAME] for name in (config.agent, config.env))
     return f"runs/{'-'.join(names)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 

@@ -40,7 +40,8 @@ class LlmConfig:
 
     Attributes:
         agent: "grpo".
-        task: "reverse", "sort", "sums", "calculator", "reasoning_gym:NAME", "jsonl:PATH" or "module:function".
+        task: "reverse", "sort", "sums", "calculator", "reasoning_gym:NAME", "jsonl:PATH" or "module:function"; after
+            it maybe "?reward=judge:ADDRESS" or another reward.
         model: smollm2, a .gguf file, a Hugging Face directory, hf://org/name, or tiny (random weights).
         steps: Completions to learn from; None: no limit.
         seconds: Wall time, from the start of the learner's process on, with the warm start and all evaluations but

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from seedx.checks import ConfigError
 from seedx.envs.text.sandbox import SandboxError, SandboxLimits, run_pairs
 
 NOT_ENDING = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -153,6 +154,9 @@ class Faulty:
             raise LookupError("not yet")
         return 1.0
 
+    def prepared(self, prompt, completion):
+        return self.ready
+
     def environment(self, prompt, completion):
         return {"jax": float("jax" in sys.modules), "here": float(os.getcwd() in sys.path)}
 
@@ -168,6 +172,23 @@ def make_waiting():
     task = Faulty()
     task.reward_waits = True
     return task
+
+
+def make_prepared():
+    task = Faulty()
+    task.ready = 0.0
+    task.prepare = lambda: setattr(task, "ready", 1.0)
+    return task
+
+
+def make_unprepared():
+    task = Faulty()
+    task.prepare = lambda: _raise(ConfigError("the model is gone"))
+    return task
+
+
+def _raise(error):
+    raise error
 
 
 def make_nothing():

@@ -1,5 +1,6 @@
 """Hugging Face directories of the models in parity_cases.py, and what our transformer makes of them."""
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -30,6 +31,18 @@ def write_directory(path: Path, raw: dict, tensors: dict[str, np.ndarray]) -> No
     (path / "config.json").write_text(json.dumps(raw))
     specs = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
     safetensors_files.write(path / "model.safetensors", specs, iter(tensors.values()))
+
+
+def write_score_model(path: Path, case: str, head: np.ndarray | None = None, **changed) -> np.ndarray:
+    """A directory of a case's ...ForSequenceClassification with a tokenizer of bytes; its head `[1, D]`."""
+    raw = parity_cases.CASES[case] | changed
+    names = stored_names(dataclasses.replace(from_hf(raw), tie_embeddings=True))
+    tensors = {name: parity_cases.weight(name, piece.shape) for name, piece in names.items()}
+    tensors["score.weight"] = parity_cases.weight("score.weight", (1, raw["hidden_size"])) if head is None else head
+    kind = raw["architectures"][0].replace("ForCausalLM", "ForSequenceClassification")
+    write_directory(path, raw | {"architectures": [kind.replace("Gemma3For", "Gemma3TextFor")]}, tensors)
+    write_byte_tokenizer(path)
+    return tensors["score.weight"]
 
 
 def write_byte_tokenizer(path: Path) -> None:

@@ -13,11 +13,11 @@ import transformers
 GOLDEN = Path(__file__).parent / "golden" / "logits.npz"
 
 
-def model(case: str) -> transformers.PreTrainedModel:
+def model(case: str, kind: type = transformers.AutoModelForCausalLM, **changed) -> transformers.PreTrainedModel:
     """The model of a case, float32."""
-    raw = dict(parity_cases.CASES[case])
+    raw = parity_cases.CASES[case] | changed
     config = transformers.AutoConfig.for_model(raw.pop("model_type"), **raw)
-    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    made = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             parameter.copy_(torch.from_numpy(parity_cases.weight(name, tuple(parameter.shape))))

@@ -17,6 +17,7 @@ from seedx import cli, rundir
 from seedx.checks import ConfigError
 from seedx.config import Config, NetworkConfig
 from seedx.config_file import from_json, load_recipe, to_json
+from seedx.llm_config import LlmConfig
 
 ROOT = Path(__file__).parent.parent
 LOCAL = ROOT / "launch" / "local.py"
@@ -231,6 +232,8 @@ def test_default_run_directories_have_speaking_names_and_are_never_shared(tmp_pa
     assert len(set(made)) == 3
     assert all(m is not None and m.startswith("runs/impala-gym_ALE_Pong-v5-20") for m in made)
     assert sorted(f"runs/{p.name}" for p in Path("runs").iterdir()) == sorted(made)
+    long = cli.prepare_run_dir(LlmConfig(task="jsonl:my.jsonl?reward=judge:" + ",".join(["127.0.0.1:9000"] * 30)))
+    assert long.run_dir.startswith("runs/grpo-jsonl_my.jsonl_reward_judge_127.0.0.1_9000_127.0")
 
 
 def load_local():

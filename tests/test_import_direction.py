@@ -72,6 +72,10 @@ ACROSS = {
     ("envs.text.group_queue", "replay.replay"),
     ("envs.text.held_out", "inference.scheduler"),
     ("envs.text.job", "inference.requests"),
+    ("envs.text.judge", "inference.decode_client"),
+    ("envs.text.judge", "inference.decode_pb2"),
+    ("envs.text.judge", "inference.security"),
+    ("envs.text.load_rewards", "inference.security"),
     ("envs.text.rollouts", "inference.scheduler"),
     ("envs.text.track", "inference.requests"),
     ("envs.text.rollouts", "learner.advantages"),
@@ -144,7 +148,7 @@ import seedx.envs.catch, seedx.envs.memory, seedx.envs.dm_env_adapter, seedx.env
 import seedx.envs.envpool_adapter
 import seedx.inference.decode_client
 import seedx.envs.text.load, seedx.envs.text.strings, seedx.envs.text.calculator, seedx.envs.text.reasoning_gym_task
-import seedx.envs.text.prompts, seedx.envs.text.encode
+import seedx.envs.text.prompts, seedx.envs.text.encode, seedx.envs.text.judge
 heavy = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow", "torch", "matplotlib", "tensorboardX"}
 print(", ".join(sorted(heavy & sys.modules.keys())))
 """

@@ -11,6 +11,7 @@ import numpy as np
 import parity_cases
 import pytest
 
+from seedx.envs.text.reward_model import RewardModel
 from seedx.networks.hf_config import from_hf
 from seedx.networks.hf_files import load_hf, save_hf
 
@@ -58,3 +59,22 @@ def test_we_read_what_transformers_saves(tmp_path, recorder, case):
     config, params = load_hf(tmp_path)
     assert config == from_hf(parity_cases.CASES[case])
     assert np.abs(hf_directories.logits(config, params, case) - recorder.forward(model, case)).max() <= 1e-4
+
+
+@pytest.mark.parametrize("case", ["llama", "llama_tied_theta", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_pattern"])
+def test_scores_are_those_of_transformers(tmp_path, recorder, case):
+    kind = recorder.transformers.AutoModelForSequenceClassification
+    model = recorder.model(case, kind, num_labels=1, architectures=None)
+    model.save_pretrained(tmp_path)
+    hf_directories.write_byte_tokenizer(tmp_path)
+    rows = np.where(parity_cases.tokens(case) == 0, 1, parity_cases.tokens(case))  # 0 is its padding
+    texts = [rows[i % 2, :length].tolist() for i, length in enumerate((1, 5, 9, 14, 20))]
+    texts += [[*texts[1], 0, 0], [0, *texts[2]]]
+    padded = np.zeros((len(texts), 20), np.int64)
+    seen = np.zeros((len(texts), 20), np.int64)
+    for i, text in enumerate(texts):
+        padded[i, : len(text)], seen[i, : len(text)] = text, 1
+    torch = recorder.torch
+    with torch.no_grad():
+        theirs = model(torch.from_numpy(padded), attention_mask=torch.from_numpy(seen)).logits[:, 0].numpy()
+    np.testing.assert_allclose(RewardModel(str(tmp_path)).score(texts), theirs, atol=1e-4)

@@ -306,6 +306,19 @@ def test_a_task_that_is_not_there_stops_the_crew_at_once(open_pool):
             ask(pool, "length")
 
 
+def test_a_task_prepares_itself_before_its_first_reward(open_pool):
+    with open_pool(task="make_prepared") as pool:
+        assert ask(pool, "prepared").result(S) == {"reward": 1.0}
+
+
+def test_a_task_that_cannot_prepare_itself_stops_the_crew_at_once(open_pool):
+    with open_pool(task="make_unprepared") as pool:
+        assert pool.crew.stop.wait(S)
+        assert isinstance(pool.crew.failure, ConfigError)
+        assert "ConfigError: the model is gone" in str(pool.crew.failure)
+        assert figures(pool, "restarts") == [0]
+
+
 def test_a_task_without_its_sandbox_stops_the_crew_at_once(open_pool):
     with open_pool(task="make_sandboxed") as pool:
         assert pool.crew.stop.wait(S)

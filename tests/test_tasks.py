@@ -178,6 +178,7 @@ tokens = lambda: with_attributes(max_tokens=0)
 waits = lambda: with_attributes(reward_waits=1)
 weights = lambda: with_attributes(reward_weights={"a": float("nan")})
 reply = lambda: with_attributes(reply="yes")
+prepare = lambda: with_attributes(prepare=True)
 good = lambda: with_attributes(max_tokens=3, reward_waits=True, reward_weights={"a": 2})
 
 def raises():
@@ -210,6 +211,7 @@ def test_an_own_task_is_loaded():
         ("own_tasks:waits", r"reward_waits \(1\) must be True or False"),
         ("own_tasks:weights", r"reward_weights \(\{'a': nan\}\) must map names to finite numbers"),
         ("own_tasks:reply", r"reply \('yes'\) must be a method of \(prompt, turns\)"),
+        ("own_tasks:prepare", r"prepare \(True\) must be a method of \(\)"),
         ("own_tasks:mak", r"no function 'mak'. Did you mean 'own_tasks:make'\? --task takes \"reverse\""),
         ("no_such_tasks:make", "task 'no_such_tasks:make' is unknown: there is no module 'no_such_tasks'"),
         ("revers", r"task 'revers' is unknown. Did you mean 'reverse'\? --task takes .*\"jsonl:PATH\""),

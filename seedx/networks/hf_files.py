@@ -74,18 +74,14 @@ def read_hf(path: Path) -> tuple[TransformerConfig, dict[str, StoredTensor]]:
     Raises:
         ModelError: as `load_hf`.
     """
-    raw = _read_json(path / "config.json")
+    raw = read_json(path / "config.json")
     config = from_hf(raw)
-    stored = _stored(path)
+    stored = stored_tensors(path)
     if architecture_of(raw) == MULTIMODAL_GEMMA3:
         stored = {_text_name(name): at for name, at in stored.items() if not name.startswith(_VISION_PREFIXES)}
     if config.tie_embeddings:
         stored.pop(_ENDS["output"], None)  # some files hold the tied matrix twice
-    # Buffers of old versions, which follow from the config.
-    stored = {name: at for name, at in stored.items() if not name.endswith("rotary_emb.inv_freq")}
-    check(stored_names(config), {name: at.shape for name, at in stored.items()}, str(path))
-    if odd := sorted({str(at.dtype) for at in stored.values() if not jnp.issubdtype(at.dtype, jnp.floating)}):
-        raise ModelError(f"{path} has tensors of {', '.join(odd)}: quantised checkpoints are not supported.")
+    check_stored(stored_names(config), stored, path)
     return config, stored
 
 
@@ -148,13 +144,32 @@ def _text_name(name: str) -> str:
     return name
 
 
-def _stored(path: Path) -> dict[str, StoredTensor]:
-    """All tensors of a directory."""
-    if (path / _WHOLE).is_file():
-        return safetensors_files.read_header(path / _WHOLE)
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """All tensors of a directory, but for buffers of old versions, which follow from the config.
+
+    Raises:
+        ModelError: there is no model, or a malformed one.
+    """
+    whole = path / _WHOLE
+    found = safetensors_files.read_header(whole) if whole.is_file() else _stored_in_shards(path)
+    return {name: at for name, at in found.items() if not name.endswith("rotary_emb.inv_freq")}
+
+
+def check_stored(wanted: dict[str, Piece], stored: dict[str, StoredTensor], path: Path) -> None:
+    """Compares what is wanted, by stored name, with what a directory has.
+
+    Raises:
+        ModelError: they differ (all differences are listed), or tensors hold no floating-point numbers.
+    """
+    check(wanted, {name: at.shape for name, at in stored.items()}, str(path))
+    if odd := sorted({str(at.dtype) for at in stored.values() if not jnp.issubdtype(at.dtype, jnp.floating)}):
+        raise ModelError(f"{path} has tensors of {', '.join(odd)}: quantised checkpoints are not supported.")
+
+
+def _stored_in_shards(path: Path) -> dict[str, StoredTensor]:
     if not (path / _INDEX).is_file():
         raise ModelError(f"{path} has neither {_WHOLE} nor {_INDEX}.")
-    weight_map = _read_json(path / _INDEX).get("weight_map")
+    weight_map = read_json(path / _INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(re.fullmatch(r"[\w.-]+", str(file)) for file in weight_map.values()):
         raise ModelError(f"{path / _INDEX} must have a weight_map from tensor names to files beside it.")
     found: dict[str, StoredTensor] = {}
@@ -192,7 +207,12 @@ def _tensors(params: PyTree, wanted: list[Piece]) -> Iterator[np.ndarray]:
         yield piece.read(parameter)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        ModelError: it cannot be read, or holds something else.
+    """
     try:
         found = json.loads(path.read_text())
     except OSError as error:

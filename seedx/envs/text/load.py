@@ -8,24 +8,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from seedx.checks import ConfigError
+from seedx.envs.text.load_rewards import MARK, rewarded
 from seedx.envs.text.task import Task
 from seedx.imports import load
 
 _BUILT_IN = ("reverse", "sort", "sums", "calculator")
 _KINDS = (
-    '"reverse", "sort", "sums", "calculator", "jsonl:PATH", "reasoning_gym:NAME", or "module:function" for your own'
+    '"reverse", "sort", "sums", "calculator", "jsonl:PATH", "reasoning_gym:NAME", or "module:function" for your own, '
+    'and after it "?reward=REWARD" for other rewards'
 )
 
 
 def load_task(name: str) -> Task:
-    """Makes the task `name`.
+    """Makes the task `name`; "TASK?reward=REWARD..." is one with other rewards than its own, see `load_rewards`.
 
     A user's own, "module:function", comes from the current directory or any installed package; the function takes
     nothing and returns a `seedx.envs.text.task.Task`. An error inside it is raised as it is.
 
     Raises:
-        ConfigError: there is no such task, what it needs is not installed, its file is wrong, or it is no task.
+        ConfigError: there is no such task or reward, what it needs is not installed, its file is wrong, or it is no
+            task.
     """
+    if mark := MARK.search(name):
+        return rewarded(load_task(name[: mark.start()]), name[mark.end() :])
     match name.partition(":"):
         case ("reverse", "", _):
             from seedx.envs.text.strings import Reverse
@@ -91,6 +96,7 @@ def _check_attributes(task: Any, name: str) -> None:
         for key, weight in weights.items()
     ):
         raise ConfigError(f"{name}: reward_weights ({weights!r}) must map names to finite numbers, or be left out.")
-    reply = getattr(task, "reply", None)
-    if reply is not None and not callable(reply):
-        raise ConfigError(f"{name}: reply ({reply!r}) must be a method of (prompt, turns), or left out.")
+    for method, arguments in (("reply", "(prompt, turns)"), ("prepare", "()")):
+        found = getattr(task, method, None)
+        if found is not None and not callable(found):
+            raise ConfigError(f"{name}: {method} ({found!r}) must be a method of {arguments}, or left out.")

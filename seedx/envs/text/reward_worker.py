@@ -54,6 +54,8 @@ def main(argv: Sequence[str]) -> int:
 
         task = load_task(arguments.task)
         waits = bool(getattr(task, "reward_waits", False))
+        if (prepare := getattr(task, "prepare", None)) is not None:
+            prepare()
     except BaseException as error:
         traceback.print_exc()
         _write(replies, {"fatal": _describe(error), "final": isinstance(error, ConfigError)})

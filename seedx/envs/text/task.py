@@ -45,6 +45,7 @@ class Task(Protocol):
         reward_weights: Mapping[str, float], what each component counts in the reward; 1 where nothing is said.
         reward_waits: bool, whether computing a reward mostly waits (a judge, a sandbox elsewhere): such rewards share
             processes, others have a process to themselves.
+        prepare: () -> None, called in each process that computes rewards, before the first one: loads what they need.
         demonstrate: (prompt) -> Sequence[str], the model's turns in a right conversation, for a warm start; the answer
             alone where it is left out.
     """
