@@ -182,7 +182,8 @@ class LlmSession:
         )
         seconds_left = math.inf if config.seconds is None else config.seconds - self._ending.seconds
         self.replay = make_replay(config, example(config.grpo.group_size), self._resume, seconds_left)
-        self._groups = GroupQueue(self.replay, state.updates * config.learner.batch_size, self._metrics)
+        held = sum(getattr(self.replay, "held", {}).values())  # by a Reverb server
+        self._groups = GroupQueue(self.replay, state.updates * config.learner.batch_size, self._metrics, held)
         for name, value in zip(
             ("updates", "env_steps", "completion_tokens"), (state.updates, state.env_steps, state.tokens), strict=True
         ):

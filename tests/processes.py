@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -90,7 +91,8 @@ class Processes:
         signal.signal(signal.SIGINT, self._sigint)
         while left := self.alive():
             for process in left:
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has died with its parent
+                    process.kill()
             psutil.wait_procs(left, timeout=5)
         for popen in self._popens:
             popen.wait()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seedx.checks import ConfigError
 from seedx.envs.text import group_queue
 from seedx.envs.text.group import Group, Sample
 from seedx.envs.text.group_queue import GroupQueue, example
@@ -75,6 +76,22 @@ def test_the_example_is_like_what_is_put(metrics):
     item = replay.sample(1, 1.0).items
     assert leaves_of(item) == leaves_of(example(2))
     assert jax.tree.structure(item) == jax.tree.structure(example(2))
+
+
+def test_another_run_at_the_same_replay_is_told_from_what_one_has_left_there(metrics):
+    replay = Fifo(1000)
+    other = GroupQueue(replay, 0, metrics)
+    left, strays = 40, 40 + 16
+    for position in range(left):
+        other.put(group_of(position), running)
+    groups = GroupQueue(replay, 0, metrics, held=left)
+    for position in range(strays):
+        other.put(group_of(position), running)
+    groups.put(group_of(7), running)
+    assert positions(groups.take(1, 1.0)) == [7]
+    other.put(group_of(0), running)  # so it is still at work
+    with pytest.raises(ConfigError, match="another run inserts groups into this run's table"):
+        groups.take(1, 1.0)
 
 
 def test_what_comes_twice_is_passed_over(metrics):

@@ -10,7 +10,7 @@ import grpc
 import orbax.checkpoint as ocp
 import pytest
 from bits import assert_bit_equal
-from processes import QUICK, Processes, last
+from processes import QUICK, Processes, last, until
 from reverb_harness import Launched, find_uv, table_info
 
 from seedx import cli
@@ -574,6 +574,18 @@ def test_a_resumed_run_passes_over_the_groups_that_it_left_in_a_server(processes
     assert last(run_dir, "replay/foreign_groups") == left
     assert f"begins with {left:,} items that are not its own, and passes over them" in resumed.out
     assert max(values(run_dir, "learner/lag_updates_max")) <= 2
+
+
+@pytest.mark.external
+def test_two_runs_at_one_server_do_not_take_each_others_groups_for_long(processes, tmp_path):
+    server = Launched(processes, json.loads(tables_json(cli.parse([*TINY])))[0])
+    server.serve()
+    runs = [start(processes, tmp_path / name, "--replay", f"reverb://{server.address}") for name in ("a", "b")]
+    until(lambda: any(run.popen.poll() is not None for run in runs), "the end of one", 400)
+    [ended, *_] = [run for run in runs if run.popen.poll() is not None]
+    assert ended.popen.poll() == 2, ended.said
+    assert "another run inserts groups into this run's table" in ended.err
+    assert "Traceback" not in ended.said
 
 
 @pytest.mark.external

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from seedx.checks import ConfigError
 from seedx.envs.text.group import Group, example_item, to_item
 from seedx.metrics import Metrics
 from seedx.replay.items import Ragged, join
@@ -25,6 +26,7 @@ from seedx.replay.replay import Replay, ReplayTimeoutError
 
 _INSERT_TIMEOUT_S = 1.0
 _SILENCE_S = 10.0  # after which what was inserted and did not come is taken for lost
+_STRAYS = 16  # groups of others that may come after the start: those of a run that just ended were on their way
 
 
 class GroupQueue:
@@ -34,10 +36,12 @@ class GroupQueue:
         replay: A queue.
         first: The number of the first group: how many were learned from before.
         metrics: Counts `replay/repeated_groups`, `replay/foreign_groups` and `replay/resent_groups`.
+        held: Groups of others that the replay has at the start.
     """
 
-    def __init__(self, replay: Replay, first: int, metrics: Metrics) -> None:
+    def __init__(self, replay: Replay, first: int, metrics: Metrics, held: int = 0) -> None:
         self._replay, self._metrics = replay, metrics
+        self._foreign_left = 2 * held + _STRAYS  # twice: a server that is started again may bring them back
         self._session = secrets.randbits(62)  # tells our groups from all others
         self._patience = Patience("the rollout loop")
         self._number = first  # of the next that is put
@@ -86,6 +90,7 @@ class GroupQueue:
 
         Raises:
             ReplayTimeoutError: there were not so many within the timeout; those that came are kept for the next call.
+            ConfigError: another run is at work on the same replay.
             What else `Replay.sample` raises.
         """
         deadline, wanted = time.monotonic() + timeout_s, range(self._next, self._next + count)
@@ -104,6 +109,12 @@ class GroupQueue:
         session, number = item.state["order"][0].tolist()
         if session != self._session:
             self._metrics.count("replay/foreign_groups")
+            self._foreign_left -= 1
+            if self._foreign_left < 0:
+                raise ConfigError(
+                    "another run inserts groups into this run's table, and each takes those of the other. Give each a "
+                    "Reverb server of its own: --replay reverb starts one."
+                )
             return
         if number < self._next or number in self._here:
             self._metrics.count("replay/repeated_groups")
