@@ -210,3 +210,15 @@ def test_settings_that_are_none_are_refused(name, said):
 def test_answers_that_a_dataset_does_not_name_cannot_be_shown():
     with pytest.raises(ConfigError, match="names no answers to show"):
         load_task("reasoning_gym:graph_color?shots=1").prompts("train")
+
+
+@pytest.mark.external
+@pytest.mark.usefixtures("package")
+def test_other_rewards_follow_the_settings(tmp_path, monkeypatch):
+    (tmp_path / "letters.py").write_text("def few(prompt, completion):\n    return -len(completion)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    task = load_task(f"reasoning_gym:{SPELL}&shots=1&reward=task&reward=letters:few&weight=0.5")
+    prompt = task.prompts("train")[0]
+    assert len(prompt.messages) == 3
+    assert task.reward(prompt, prompt.answer) == {"reward": 1.0, "few": -3.0}
+    assert task.reward_weights["few"] == 0.5
