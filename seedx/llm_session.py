@@ -197,7 +197,7 @@ class LlmSession:
             self._crew.stop,
             LLM_VIEW,
             self._summary,
-            Warnings(exact=config.learner.dtype == "float32", groups=config.grpo.advantage != "gae"),
+            Warnings(exact=config.learner.dtype == "float32", compared=config.grpo.advantage != "gae"),
         )
 
     # ---- running

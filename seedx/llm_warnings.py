@@ -8,7 +8,8 @@ from seedx.console import Figures
 
 _CLIPPED = 0.5  # clip fraction
 _GAP = 1e-3  # of log-probabilities that engine and learner give one token with the same float32 weights
-_NO_SPREAD = 0.9  # fraction of groups
+_NO_SPREAD = 0.9  # fraction of groups,
+_GROUPS = 20  # of the last so many at least
 _UNSCORED = 0.05  # fraction of completions
 _IDLE = 0.5  # occupancy of the slots that is little,
 _WAITING = 0.3  # and part of the time that the learner waits for a batch which is much
@@ -22,11 +23,13 @@ class Warnings:
 
     Args:
         exact: Whether engine and learner compute in the same precision as the weights are kept in.
-        groups: Whether a completion is compared with those of its group, and learns nothing where all are equal.
+        compared: Whether a completion is compared with those of its group, and teaches nothing where all are equal.
     """
 
-    def __init__(self, exact: bool, groups: bool = True) -> None:
-        self._exact, self._groups = exact, groups
+    def __init__(self, exact: bool, compared: bool = True) -> None:
+        self._exact, self._compared = exact, compared
+        self._scored_before = 0.0
+        self._equal: deque[tuple[float, float]] = deque()  # of the newest rows: groups, fraction without spread
         self._first_entropy: float | None = None
         self._before: deque[tuple[float, float]] = deque(maxlen=_FLAT_ROWS)  # reward, divergence
 
@@ -62,12 +65,20 @@ class Warnings:
         )
 
     def _no_spread(self, row: Figures) -> str:
-        none = row.get("rollout/zero_spread", 0.0)
-        if not self._groups or none < _NO_SPREAD:
+        if "rollout/zero_spread" in row:  # else none came back in this interval
+            scored = row["rollout/scored_groups"]
+            self._equal.append((scored - self._scored_before, row["rollout/zero_spread"]))
+            self._scored_before = scored
+        groups = sum(count for count, _ in self._equal)
+        while self._equal and groups - self._equal[0][0] >= _GROUPS:
+            groups -= self._equal.popleft()[0]
+        equal = sum(count * fraction for count, fraction in self._equal) / max(groups, 1)
+        if not self._compared or groups < _GROUPS or equal < _NO_SPREAD:
             return ""
         return (
-            f"in {none:.0%} of the groups all rewards are equal, and teach nothing: the prompts are too hard or too "
-            "easy, or the reward says too little. See samples.html; --grpo.dynamic-sampling passes over such groups."
+            f"in {equal:.0%} of the last {groups:.0f} groups all rewards are equal, and teach nothing: the prompts are "
+            "too hard or too easy, or the reward says too little. See samples.html; --grpo.dynamic-sampling passes "
+            "over such groups."
         )
 
     def _unscored(self, row: Figures) -> str:

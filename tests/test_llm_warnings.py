@@ -11,6 +11,7 @@ FINE = {
     "learner/kl_reference": 0.01,
     "learner/wait_batch_share": 0.5,
     "rollout/zero_spread": 0.3,
+    "rollout/scored_groups": 20,
     "reward/unscored": 1,
     "env_steps": 1000,
     "decode/occupancy": 0.8,
@@ -32,7 +33,7 @@ def test_a_run_that_is_well_warns_of_nothing_nor_does_one_of_which_nothing_is_kn
 
 
 def test_equal_rewards_are_no_matter_where_completions_are_not_compared():
-    assert Warnings(True, groups=False)(FINE | {"rollout/zero_spread": 1.0}) == {}
+    assert Warnings(True, compared=False)(FINE | {"rollout/zero_spread": 1.0}) == {}
     assert set(Warnings(True)(FINE | {"rollout/zero_spread": 1.0})) == {"no spread"}
 
 
@@ -41,7 +42,7 @@ def test_equal_rewards_are_no_matter_where_completions_are_not_compared():
     [
         ("clip fraction", "learner__clip_fraction", 0.51, 0.5, "51% of the tokens are clipped"),
         ("engine gap", "learner__engine_gap_max", 0.0011, 0.001, "differ by 0.0011 in a token's log-probability"),
-        ("no spread", "rollout__zero_spread", 0.9, 0.89, "in 90% of the groups all rewards are equal"),
+        ("no spread", "rollout__zero_spread", 0.9, 0.89, "in 90% of the last 20 groups all rewards are equal"),
         ("unscored", "reward__unscored", 50, 49, "50 completions could not be scored"),
     ],
 )
@@ -50,6 +51,22 @@ def test_one_figure_past_its_line_is_one_warning(kind, name, on, off, words):
     assert set(found) == {kind}
     assert words in found[kind]
     assert warned(**{name: off}) == {}
+
+
+def test_a_few_equal_groups_are_none_and_old_ones_do_not_count():
+    warnings, groups = Warnings(True), 0
+
+    def row(new, fraction):
+        nonlocal groups
+        groups += new
+        return set(warnings(FINE | {"rollout/scored_groups": groups, "rollout/zero_spread": fraction}))
+
+    assert [row(9, 1.0), row(0, 1.0), row(10, 1.0)] == [set()] * 3
+    assert row(1, 1.0) == {"no spread"}
+    assert row(18, 0.5) == set()
+    assert row(20, 1.0) == {"no spread"}  # these alone are enough
+    assert row(20, 0.0) == set()
+    assert row(0, 0.0) == set()
 
 
 def test_completions_without_a_score_count_before_the_first_update_too():

@@ -223,6 +223,7 @@ class Rollouts:
         metrics = self._metrics
         with self._changed:
             self._rewards.extend((group.position, reward) for reward in scored.tolist())
+        metrics.count("rollout/scored_groups")
         metrics.average("rollout/zero_spread", not has_spread)
         for sample in group.samples:
             for name, score in (sample.scores or {}).items():
