@@ -81,6 +81,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 @given(**RUNS)
 @settings(max_examples=30)
 def test_choices_are_those_of_the_transcription(num_prompts, behind, floor, weight):
@@ -89,6 +90,7 @@ def test_choices_are_those_of_the_transcription(num_prompts, behind, floor, weig
     assert taken == transcription(source, floor, weight, behind, some_rewards, 20)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(late=st.integers(0, 11), learned=st.sets(st.integers(1, 25)), **RUNS)
 def test_choices_do_not_depend_on_when_groups_are_done_or_learned_from(

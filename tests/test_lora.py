@@ -101,6 +101,7 @@ def factors(pair):
     return np.float64(pair["a"]).reshape(-1, RANK), np.float64(pair["b"]).reshape(RANK, -1)
 
 
+@pytest.mark.slow
 def test_fresh_adapters_are_the_base_bit_for_bit():
     base = weights(0)
     adapters = lora.init_adapters(SMALL, RANK, jax.random.key(1))

@@ -167,6 +167,7 @@ def late_pmf(late):
 # ---- how long what is trained is
 
 
+@pytest.mark.slow
 def test_what_is_trained_is_what_would_be_without_redundant_ones(by_hand):
     """Token for token, however much sooner these are done; so lengths are as they were sampled."""
     at, alone = by_hand(), by_hand(redundant=0)
@@ -184,6 +185,7 @@ def test_what_is_trained_is_what_would_be_without_redundant_ones(by_hand):
     assert at.metrics.snapshot()["rollout/redundant_dropped"] == 300 * K
 
 
+@pytest.mark.slow
 def test_lengths_are_as_they_were_sampled_where_losses_know_nothing_of_them(by_hand):
     at, counts = by_hand(loses=0.15, retries=100), np.zeros(MOST)
     for position in range(300):
@@ -195,6 +197,7 @@ def test_lengths_are_as_they_were_sampled_where_losses_know_nothing_of_them(by_h
     assert 0 < figures["rollout/lost_groups"] < 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [1, 5, 9, MOST])
 def test_lateness_prefers_short_completions_as_the_closed_form_says(by_hand, late):
     """And by no more than were replaced. From the first tick on it takes the first that are done; at the last, none."""

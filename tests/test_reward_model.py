@@ -42,6 +42,7 @@ def model(directory):
     return RewardModel(str(directory))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["llama_tied_theta", "qwen2_sliding", "qwen3", "gemma3_nested"])
 def test_a_head_that_is_a_row_of_the_output_gives_the_recorded_logits(tmp_path, case):
     """A logit is a row of the output times the state that a score is made of."""
