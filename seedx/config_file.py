@@ -10,7 +10,7 @@ from typing import Any
 
 from seedx.checks import ConfigError, require
 from seedx.config import Config
-from seedx.llm_config import AGENTS, LlmConfig
+from seedx.llm_config import AGENTS, UNUSED, LlmConfig
 
 AnyConfig = Config | LlmConfig  # of an environment run, or of a language model's
 
@@ -23,12 +23,21 @@ def to_json(config: Any) -> str:
 def from_json(text: str) -> AnyConfig:
     """The config of `to_json`; of an LLM run if its agent is one of those.
 
+    Settings that do nothing in such a run are passed over: a flag is refused, a run of earlier versions may have them.
+
     Raises:
         ConfigError: a key is unknown, or a value is not allowed.
     """
     values = json.loads(text)
     of_llm = isinstance(values, dict) and values.get("agent") in AGENTS
-    return _build(LlmConfig if of_llm else Config, values, "config")
+    if of_llm:
+        used = {
+            part: {name: value for name, value in fields.items() if name not in UNUSED.get(part, ())}
+            for part, fields in values.items()
+            if isinstance(fields, dict)
+        }
+        return _build(LlmConfig, values | used, "config")
+    return _build(Config, values, "config")
 
 
 def _build(cls: type, values: Any, path: str) -> Any:

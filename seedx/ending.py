@@ -93,6 +93,7 @@ def end_before_first_update(config: LlmConfig, run_dir: Path, seconds: float) ->
         "seconds": seconds,
         "return_mean": None,
         "reward_mean": None,
+        **dict.fromkeys(("completions", "completion_tokens", "completion_tokens_per_s"), 0),
         "exit": "seconds",
     }
     write_summary(run_dir, summary)

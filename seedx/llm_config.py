@@ -25,7 +25,7 @@ from seedx.table_config import TableConfig
 AGENTS = ("grpo",)
 
 # Settings of a part that LLM runs share with others, and that mean nothing in a queue whose groups are generated anew.
-_UNUSED = {
+UNUSED = {
     "table": (
         *("sampler", "remover", "priority_exponent", "importance_exponent"),
         *("max_times_sampled", "min_size", "samples_per_insert", "error_buffer"),
@@ -108,7 +108,7 @@ class LlmConfig:
         )
         if self.replay.startswith(SCHEME):
             parse_address(self.replay)
-        for part, names in _UNUSED.items():
+        for part, names in UNUSED.items():
             _require_defaults(part, getattr(self, part), names)
         groups = max(self.mesh.data, 1) * self.mesh.fsdp
         require(

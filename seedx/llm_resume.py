@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from seedx.checkpoint import Checkpointer
+from seedx.checks import require
 from seedx.learner.text_learner import TextState
 from seedx.learner.trainable import Trainable
 from seedx.llm_config import LlmConfig
@@ -16,14 +18,14 @@ class Progress(NamedTuple):
 
     Attributes:
         seconds: Wall time, earlier sessions included.
-        scores_before: On each held-out prompt before the first update, NaN where there is none; []: not measured.
         rewards: The newest completions'.
+        scores_before: On each held-out prompt before the first update, NaN where there is none; empty: not measured.
         curriculum: Success rates of prompts (`Curriculum.saved`); None: there are none.
     """
 
     seconds: float
-    scores_before: list[float]
-    rewards: list[float]
+    rewards: Sequence[float]
+    scores_before: Sequence[float] = ()
     curriculum: dict[str, Any] | None = None
 
 
@@ -52,9 +54,15 @@ def resume_llm_run(checkpointer: Checkpointer, trainable: Trainable, fresh: Text
 
     Raises:
         CheckpointError: there is no good one, or it is of another network or optimizer.
+        ConfigError: its adapters are scaled otherwise.
     """
     found = checkpointer.restore(fresh.params, _other_arrays(trainable, fresh))
     metadata: dict[str, Any] = found.metadata
+    then = metadata["config"].get("lora", {"alpha": trainable.lora.alpha})["alpha"]
+    require(
+        then == trainable.lora.alpha,
+        f"--lora.alpha ({trainable.lora.alpha:g}) was {then:g} when the adapters were trained, and must stay so.",
+    )
     print(f"resumed at update {found.update:,} ({metadata['env_steps']:,} completions).", flush=True)
     state = TextState(
         found.params,

@@ -128,7 +128,7 @@ class LlmSession:
         if config.warm_start.reward and not resume:
             params = warm_started(config, setup, self._source, self._policy, params, self._ending.check, _say)
         state = self.learner.begin(params)
-        self._earlier = Progress(0.0, [], [])
+        self._earlier = Progress(0.0, [])
         if resume:
             state, self._earlier = resume_llm_run(self._checkpointer, self.learner.trainable, state)
             self._scores_before = np.array(self._earlier.scores_before)
@@ -342,7 +342,7 @@ class LlmSession:
         position = learner.state.position
         rewards = self._rollouts.rewards(position)
         curriculum = None if self._curriculum is None else self._curriculum.saved(position)
-        progress = Progress(self._seconds(), self._scores_before.tolist(), rewards, curriculum)
+        progress = Progress(self._seconds(), rewards, self._scores_before.tolist(), curriculum)
         save_llm_run(self._checkpointer, self._config, learner.trainable, learner.state, progress, block)
 
     def _finish(self, reason: str) -> None:

@@ -82,8 +82,8 @@ class Warnings:
         )
 
     def _unscored(self, row: Figures) -> str:
-        unscored, all_ = row.get("reward/unscored", 0), row.get("env_steps", 0)
-        if not unscored or unscored < _UNSCORED * max(all_, 1):
+        unscored = row.get("reward/unscored", 0) - row.get("rollout/redundant_used", 0)  # others took their places
+        if unscored <= 0 or unscored < _UNSCORED * row.get("env_steps", 0):
             return ""
         return f"{unscored:,.0f} completions could not be scored and are left out; the log above says why."
 

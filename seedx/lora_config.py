@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seedx.checks import not_negative
+from seedx.checks import not_negative, require
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,11 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         not_negative(self, "rank", "alpha")
+        require(
+            self.rank > 0 or self.alpha == 0,
+            f"lora.alpha ({self.alpha:g}) does nothing without adapters, and all weights would be trained; give "
+            "--lora.rank.",
+        )
 
     @property
     def scale(self) -> float:

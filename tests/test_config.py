@@ -126,6 +126,13 @@ def test_settings_that_do_nothing_in_an_llm_run_are_refused(section, name, value
         dataclasses.replace(config, **{section: part})
 
 
+def test_what_a_saved_run_says_of_settings_that_do_nothing_is_passed_over():
+    """It was accepted once; flags and recipes are refused."""
+    values = json.loads(to_json(LlmConfig()))
+    values["table"]["min_size"], values["checkpoint"]["replay_interval_s"] = 7, 300.0
+    assert from_json(json.dumps(values)) == LlmConfig()
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -81,7 +81,7 @@ def test_the_example_is_like_what_is_put(metrics):
 def test_another_run_at_the_same_replay_is_told_from_what_one_has_left_there(metrics):
     replay = Fifo(1000)
     other = GroupQueue(replay, 0, metrics)
-    left, strays = 40, 40 + 16
+    left, strays = 40, 16
     for position in range(left):
         other.put(group_of(position), running)
     groups = GroupQueue(replay, 0, metrics, held=left)
@@ -92,6 +92,20 @@ def test_another_run_at_the_same_replay_is_told_from_what_one_has_left_there(met
     other.put(group_of(0), running)  # so it is still at work
     with pytest.raises(ConfigError, match="another run inserts groups into this run's table"):
         groups.take(1, 1.0)
+
+
+def test_what_others_left_may_come_back_often(metrics):
+    """From a server that is started again and again."""
+    replay = Fifo(1000)
+    groups = GroupQueue(replay, 0, metrics, held=40)
+    GroupQueue(kept := Fifo(100), 0, Metrics()).put(group_of(0), running)
+    item = kept.sample(1, 1.0).items
+    for number in [*range(40)] * 5:
+        item.state["order"][0] = [1, number]
+        replay.insert(jax.tree.map(np.copy, item), np.ones(1, np.float32), 1.0)
+    groups.put(group_of(7), running)
+    assert positions(groups.take(1, 1.0)) == [7]
+    assert metrics.snapshot()["replay/foreign_groups"] == 200
 
 
 def test_what_comes_twice_is_passed_over(metrics):

@@ -74,6 +74,11 @@ def test_completions_without_a_score_count_before_the_first_update_too():
     assert warned(reward__unscored=0, env_steps=0) == {}
 
 
+def test_completions_that_others_replaced_are_not_left_out():
+    assert warned(reward__unscored=80, rollout__redundant_used=40) == {}
+    assert set(warned(reward__unscored=100, rollout__redundant_used=40)) == {"unscored"}
+
+
 def test_in_lower_precision_engine_and_learner_may_differ():
     assert warned(exact=False, learner__engine_gap_max=0.1) == {}
 

@@ -63,6 +63,11 @@ def test_settings_that_cannot_be(changes):
         LoraConfig(**changes)
 
 
+def test_a_scale_of_no_adapters_is_refused():
+    with pytest.raises(ConfigError, match=r"lora.alpha \(16\) does nothing without adapters.*--lora.rank"):
+        LoraConfig(alpha=16)
+
+
 def test_the_scale_is_alpha_over_rank():
     assert LoraConfig(rank=8).scale == 1.0
     assert LoraConfig(rank=8, alpha=16).scale == 2.0

@@ -5,6 +5,7 @@ Most tests have a scheduler and a clock by hand: a completion takes as many tick
 
 import math
 import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import numpy as np
@@ -43,17 +44,19 @@ class Clocked(Scheduler):
         now: Ticks so far.
         asked: Each request, when it came, its handle and the lengths of its samples.
         room: Requests that are taken; then it is full.
+        dawdles: Ticks until a request that is cancelled ends.
     """
 
     def __init__(self, loses=0.0):
         self._changed, self.now, self.asked, self.room = threading.Condition(), 0.0, [], math.inf
+        self.dawdles, self._leaving = 0.0, {}
         self._loses, self._rng, self._open = loses, np.random.default_rng(0), {}
 
     def submit(self, request, listener=None):
         if self.room <= 0:
             raise QueueFullError("full", 1.0)
         self.room -= 1
-        handle = Handle(self._end)
+        handle = Handle(self._cancel)
         lengths = [length_of(request, i) for i in range(request.num_samples)]
         lost = self._rng.random(request.num_samples) < self._loses
         self._open[handle] = SimpleNamespace(request=request, since=self.now, handle=handle, lengths=lengths, lost=lost)
@@ -62,10 +65,19 @@ class Clocked(Scheduler):
 
     def tick(self):
         self.now += 1
+        for handle in [handle for handle, when in self._leaving.items() if when < self.now]:
+            del self._leaving[handle]
+            self._end(handle)
         for handle, work in list(self._open.items()):
             handle.num_done = sum(length <= self.now - work.since for length in work.lengths)
             if handle.num_done == len(work.lengths):
                 self._end(handle)
+
+    def _cancel(self, handle):
+        if self.dawdles:
+            self._leaving[handle] = self.now + self.dawdles
+        else:
+            self._end(handle)
 
     def _end(self, handle):
         work = self._open.pop(handle, None)
@@ -309,6 +321,63 @@ def test_an_engine_that_is_silent_costs_no_group_of_which_enough_is_there(by_han
     assert at.metrics.snapshot()["rollout/lost_groups"] == 1
     assert lengths_of(future.result(0.0)) == at.scheduler.asked[-3].lengths  # of the same seeds
     assert "the group of prompt 1 was not complete after 20 s; it is asked for again" in capsys.readouterr().out
+
+
+def test_an_engine_that_takes_its_time_to_cancel_costs_nothing_either(by_hand):
+    at = by_hand(timeout_s=20.0, retries=0)
+    at.scheduler.dawdles = 7.0
+    future = at.begin(0)
+    main, first, second = at.scheduler.asked
+    main.lengths[:], first.lengths[:], second.lengths[:] = [3, 10**9, 4, 5], [10**9], [6]
+    while not future.done():
+        at.tick()
+    assert lengths_of(future.result(0.0)) == [3, 4, 5, 6]
+
+
+def test_a_late_group_whose_first_request_found_no_room_is_made_of_the_others(by_hand):
+    at = by_hand(group_size=2, redundant=2, late_s=40.5)
+    submit = at.scheduler.submit
+
+    def crowded(request, listener=None):
+        if request.num_samples > 1:
+            raise QueueFullError("full", 1.0)
+        return submit(request)
+
+    at.scheduler.submit = crowded
+    group = at.group(0)
+    assert lengths_of(group) == [length for work in at.scheduler.asked for length in work.lengths]
+
+
+def test_a_reward_of_an_earlier_attempt_does_not_count(by_hand):
+    at = by_hand(pool=HandPool())
+    future = at.begin(0)
+    [job] = [job for job in (at.drain(), *at.generation._generating) if job]
+    while len(at.pool.asked) < G:
+        at.tick()
+    at.generation._lost(job, "was lost")
+    while len(at.pool.asked) < 2 * G:
+        at.tick()
+    before, after = at.pool.asked[:G], at.pool.asked[G:]
+    for reward, asked in ((7.0, before), (1.0, after), (7.0, before)):
+        for _, _, score in asked:
+            if not score.done():
+                score.set_result({"reward": reward})
+        at.drain()
+    assert [sample.reward for sample in future.result(0.0).samples] == [1.0] * G
+
+
+def test_replies_that_take_long_are_no_silence_of_the_engine(by_hand):
+    at, asked = by_hand(Talk("A"), timeout_s=20.0, retries=0, redundant=0, max_tokens=3 * MOST), []
+    at.pool.reply = lambda prompt, turns: asked.append(Future()) or asked[-1]
+    future = at.begin(0)
+    [work] = at.scheduler.asked
+    work.lengths[:] = [2] * G
+    for _ in range(100):
+        at.tick()
+    for reply in asked:
+        reply.set_result(Reply(None))
+    at.drain()
+    assert lengths_of(future.result(0.0)) == [2] * G
 
 
 def test_conversations_count_as_done_when_all_turns_are_over(by_hand):

@@ -109,7 +109,7 @@ def test_one_that_waits_has_all_wait_and_prepare_is_each_one_s():
 
 
 def test_components_of_one_name_are_refused():
-    task = load_task("reverse?reward=task&reward=own_rewards:reward")
+    task = Rewarded(load_task("reverse"), {"reward": lambda prompt, completion: 0.0}, own=True)
     with pytest.raises(ValueError, match="the task's own reward has reward, and so have the others"):
         task.reward(Prompt("x"), "")
 
@@ -144,6 +144,7 @@ def test_a_judge_s_options_reach_it(tmp_path):
         ("own_rewards:brevity&template=x", "has the option 'template'; it takes weight"),
         ("task&weight=2", "has the option 'weight'; it takes none"),
         ("own_rewards:brevity&reward=own_rewards:brevity", "two rewards are called 'brevity'"),
+        ("task&reward=own_rewards:reward", "called 'reward', as a task's own is"),
         ("judge:somewhere", "address 'somewhere' is neither unix:/path nor host:port"),
         ("judge:", "address '' is neither"),
         ("judge:127.0.0.1:9&max_tokens=2.5", r"max_tokens \('2.5'\) must be a whole number"),
@@ -156,6 +157,33 @@ def test_a_judge_s_options_reach_it(tmp_path):
 def test_what_is_no_reward_is_refused(query, message):
     with pytest.raises(ConfigError, match=message):
         load_task(f"reverse?reward={query}")
+
+
+class Talker:
+    """A task whose replies need something loaded, and wait."""
+
+    reward_waits, loaded = True, False
+
+    def prompts(self, split):
+        return [Prompt("1+1=", answer="2")]
+
+    def prepare(self):
+        self.loaded = True
+
+    def reply(self, prompt, turns):
+        assert self.loaded
+        return
+
+    def reward(self, prompt, completion):
+        return 0.0
+
+
+def test_a_task_that_replies_is_prepared_though_others_give_the_reward():
+    task = Rewarded(Talker(), {"zero": lambda prompt, completion: 0.0})
+    task.prepare()
+    assert task.reply(task.prompts("train")[0], ["2"]) is None
+    assert task.reward_waits
+    assert task.reward(Prompt("1+1="), "2") == {"zero": 0.0}
 
 
 def test_a_task_that_is_none_is_refused_as_ever():

@@ -163,7 +163,8 @@ class Generation:
 
     def _submit(self, job: Job, prompt: tuple[int, ...], seed: int, tracks: list[Track]) -> None:
         if job.is_cut:
-            tracks[0].is_lost = True  # a further turn, or one that there was no room for
+            for track in tracks:  # of a further turn, or one that there was no room for
+                track.is_lost = True
             return
         request = Request(
             prompt,
@@ -270,10 +271,14 @@ class Generation:
             is_overdue = is_silent and now - job.asked_at > settings.timeout_s
             is_late = is_overdue or 0 < settings.late_s < now - job.asked_at
             if is_late and job.redundant and not job.is_cut and self._num_done(job) >= job.group_size:
-                job.is_cut = True
+                job.is_cut, job.asked_at = True, now  # the engine has as long to give up what is under way
                 job.drop_handles()
-            elif is_overdue:
+            elif is_overdue and self._wants_turns(job):
                 self._lost(job, f"was not complete after {settings.timeout_s:g} s")
+
+    def _wants_turns(self, job: Job) -> bool:
+        """Whether the engine has something to do for it; replies have deadlines of their own."""
+        return bool(job.handles) or any(again.job is job for again in self._postponed)
 
     def _num_done(self, job: Job) -> int:
         """Completions of which all is there; the scheduler has some of them while others of the same request go on."""
@@ -292,14 +297,17 @@ class Generation:
         for track in wanted:
             if not track.is_asked:
                 track.is_asked = True
-                future = self._pool.submit(job.prompt, track.text)
-                future.add_done_callback(
-                    lambda future, track=track: self._events.put(lambda: self._scored(job, track, future))
-                )
+                self._ask_reward(job, track)
         if all(track.is_settled for track in wanted):
             self._finish(job, wanted)
 
-    def _scored(self, job: Job, track: Track, future: Future[Scores | None]) -> None:
+    def _ask_reward(self, job: Job, track: Track) -> None:
+        attempt, future = job.attempt, self._pool.submit(job.prompt, track.text)
+        future.add_done_callback(lambda _: self._events.put(lambda: self._scored(job, attempt, track, future)))
+
+    def _scored(self, job: Job, attempt: int, track: Track, future: Future[Scores | None]) -> None:
+        if attempt != job.attempt or job.future.done():
+            return
         track.scores, track.is_settled = future.result(0.0), True
         self._advance(job)
 

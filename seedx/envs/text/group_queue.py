@@ -41,7 +41,8 @@ class GroupQueue:
 
     def __init__(self, replay: Replay, first: int, metrics: Metrics, held: int = 0) -> None:
         self._replay, self._metrics = replay, metrics
-        self._foreign_left = 2 * held + _STRAYS  # twice: a server that is started again may bring them back
+        self._foreign: set[tuple[int, int]] = set()  # groups of others; a server that is started again repeats them
+        self._most_foreign = held + _STRAYS
         self._session = secrets.randbits(62)  # tells our groups from all others
         self._patience = Patience("the rollout loop")
         self._number = first  # of the next that is put
@@ -109,8 +110,8 @@ class GroupQueue:
         session, number = item.state["order"][0].tolist()
         if session != self._session:
             self._metrics.count("replay/foreign_groups")
-            self._foreign_left -= 1
-            if self._foreign_left < 0:
+            self._foreign.add((session, number))
+            if len(self._foreign) > self._most_foreign:
                 raise ConfigError(
                     "another run inserts groups into this run's table, and each takes those of the other. Give each a "
                     "Reverb server of its own: --replay reverb starts one."

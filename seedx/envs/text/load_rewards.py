@@ -52,6 +52,10 @@ def rewarded(task: Task, query: str) -> Rewarded:
                 "task of your own, with seedx.envs.text.rewarded.Rewarded."
             )
         functions[name], weights[name] = function, weight
+    if own and "reward" in functions:
+        raise ConfigError(
+            "a reward is called 'reward', as a task's own is that is one number; give the function another name."
+        )
     return Rewarded(task, functions, weights, own=own)
 
 

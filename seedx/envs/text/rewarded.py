@@ -54,7 +54,8 @@ class Rewarded:
         own: bool = False,
     ) -> None:
         self._task, self._rewards, self._own = task, dict(rewards), own
-        sources: list[Any] = [*self._rewards.values(), *([task] if own else [])]
+        works = own or hasattr(task, "reply")  # in the processes that compute rewards, where replies are made too
+        sources: list[Any] = [*self._rewards.values(), *([task] if works else [])]
         self.reward_waits = any(getattr(source, "reward_waits", False) for source in sources)
         own_weights: Mapping[str, float] = getattr(task, "reward_weights", {}) if own else {}
         unweighted = {f"{name}_version": 0.0 for name in rewards}
