@@ -188,7 +188,8 @@ def test_a_reply_to_an_earlier_attempt_is_ignored():
         future = begin(at, position=5)
         until(lambda: len(late) == 2, "both turns", S)
         pool.reply = answers
-        expire(at.generation, 5)
+        [job] = at.generation._generating
+        at.generation._events.put(lambda: at.generation._lost(job, "was lost"))
         until(lambda: at.metrics.snapshot().get("rollout/lost_groups"), "the next attempt", S)
         for unanswered, _ in late:
             unanswered.set_result(None)
