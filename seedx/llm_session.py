@@ -160,7 +160,7 @@ class LlmSession:
         config, state, tokenizer = self._config, self.learner.state, self._setup.tokenizer
         self._generation, self._pool = make_generation(config, self._setup, self.scheduler, self._metrics, self._crew)
         pace = Pace(config.learner.batch_size, config.max_staleness)
-        self._curriculum = make_curriculum(config, self._source.num_prompts, pace, self._earlier.curriculum)
+        self._curriculum = make_curriculum(config, pace, self._earlier.curriculum)
         title = f"{config.agent} on {config.task}, seed {config.seed}"
         samples = SampleLog(self._run_dir, lambda group: tokenizer.decode(group.prompt.tolist()), title)
         self._rollouts = Rollouts(

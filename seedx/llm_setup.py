@@ -16,7 +16,7 @@ from seedx import compilation_cache, sharding
 from seedx.chat import ChatTemplate
 from seedx.checks import ConfigError, require
 from seedx.device_config import parse_bytes
-from seedx.envs.text.curriculum import Curriculum
+from seedx.envs.text.curriculum import Curriculum, check_num_prompts
 from seedx.envs.text.encode import encode_prompt
 from seedx.envs.text.generation import Generation, Settings
 from seedx.envs.text.held_out import AT_A_TIME
@@ -96,6 +96,8 @@ def set_up(config: LlmConfig) -> tuple[Setup, Tree]:
     model = open_model(config.model, "float32", lambda found: layout_of(found, mesh), seed=config.seed)
     prompts = task.prompts("train")
     require(len(prompts) > 0, f"task {config.task} has no prompts (0) to train on; it must have at least one.")
+    if config.curriculum.floor < 1:
+        check_num_prompts(len(prompts))
     longest = rollout.max_prompt_tokens or max(
         len(encode_prompt(prompts[i], model.tokenizer, model.chat_template))
         for i in range(min(len(prompts), _MEASURED_PROMPTS))
@@ -241,17 +243,14 @@ def make_generation(
     return Generation(scheduler, setup.task, setup.tokenizer, pool, settings, metrics, crew), pool
 
 
-def make_curriculum(
-    config: LlmConfig, num_prompts: int, pace: Pace, saved: Mapping[str, Any] | None
-) -> Curriculum | None:
+def make_curriculum(config: LlmConfig, pace: Pace, saved: Mapping[str, Any] | None) -> Curriculum | None:
     """Which prompts a run passes over; None: none.
 
     Args:
         config: Of the run.
-        num_prompts: Of an epoch.
         pace: Of its rollouts.
         saved: What the run had before (`Curriculum.saved`); None: nothing.
     """
     if config.curriculum.floor == 1:
         return None
-    return Curriculum(config.curriculum, num_prompts, seed=config.seed, behind=pace.allowed(0), saved=saved)
+    return Curriculum(config.curriculum, seed=config.seed, behind=pace.allowed(0), saved=saved)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seedx.checks import ConfigError
-from seedx.envs.text.curriculum import MOST_PROMPTS, Curriculum, drawn, probability
+from seedx.envs.text.curriculum import MOST_PROMPTS, Curriculum, check_num_prompts, drawn, probability
 from seedx.envs.text.prompts import PromptSource
 from seedx.envs.text.task import Prompt
 from seedx.grpo_config import CurriculumConfig
@@ -23,7 +23,7 @@ def source_of(count):
 
 def curriculum_of(source, floor=0.1, *, behind=1, weight=0.5, saved=None):
     config = CurriculumConfig(floor, weight)
-    return Curriculum(config, source.num_prompts, seed=SEED, behind=behind, saved=saved)
+    return Curriculum(config, seed=SEED, behind=behind, saved=saved)
 
 
 def walk(source, curriculum, rewards, count, *, start=0, late=0, learned=()):
@@ -185,6 +185,6 @@ def test_settings_that_make_no_sense_are_refused(wrong, words):
 
 
 def test_a_task_of_endless_prompts_is_refused():
-    Curriculum(CurriculumConfig(0.5), MOST_PROMPTS, seed=1, behind=1)
+    check_num_prompts(MOST_PROMPTS)
     with pytest.raises(ConfigError, match=r"has 200,001 prompts to train on.* at most 200,000.*floor at 1"):
-        Curriculum(CurriculumConfig(0.5), MOST_PROMPTS + 1, seed=1, behind=1)
+        check_num_prompts(MOST_PROMPTS + 1)

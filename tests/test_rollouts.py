@@ -372,7 +372,7 @@ def trained_until(updates, kills, max_staleness, rewards, config, floor=None):
         curriculum = None
         if floor is not None:
             settings, behind = CurriculumConfig(floor), Pace(2, max_staleness).allowed(0)
-            curriculum = Curriculum(settings, 3, seed=5, behind=behind, saved=saved[update])
+            curriculum = Curriculum(settings, seed=5, behind=behind, saved=saved[update])
         options = {"position": position, "updates": update, "config": config, "curriculum": curriculum}
         with rolling(Pace(2, max_staleness), **options) as at:
             scored = 0
@@ -441,7 +441,7 @@ def test_prompts_are_passed_over_alike_in_whatever_order_groups_are_done(order):
     """And counted."""
     seen = []
     for shuffled in (False, True):
-        curriculum = Curriculum(CurriculumConfig(0.2), 3, seed=5, behind=6)
+        curriculum = Curriculum(CurriculumConfig(0.2), seed=5, behind=6)
         with rolling(Pace(2, 2), curriculum=curriculum) as at:
             done = 0
             for update in range(9):
@@ -463,7 +463,7 @@ def test_prompts_are_passed_over_alike_in_whatever_order_groups_are_done(order):
 def test_prompts_that_are_passed_over_do_not_count_as_too_long():
     """One that fits among long ones, which is always answered right."""
     texts = ["A", *["B" * 9] * 5]
-    curriculum = Curriculum(CurriculumConfig(0.01), 6, seed=5, behind=1)
+    curriculum = Curriculum(CurriculumConfig(0.01), seed=5, behind=1)
 
     def encode(prompt):
         return (1,) if len(prompt.text) < 9 else None

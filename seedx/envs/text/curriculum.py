@@ -49,29 +49,19 @@ class Curriculum:
 
     Args:
         config: How rare prompts become.
-        num_prompts: Of an epoch.
         seed: Of the run, 0 to 2**32 - 1.
         behind: Groups that may be under way at a time, 1 or more.
         saved: What `saved` gave; None: no prompt was answered before.
-
-    Raises:
-        ConfigError: there are more prompts than rates are kept for.
     """
 
     def __init__(
         self,
         config: CurriculumConfig,
-        num_prompts: int,
         *,
         seed: int,
         behind: int,
         saved: Mapping[str, Any] | None = None,
     ) -> None:
-        require(
-            num_prompts <= MOST_PROMPTS,
-            f"the task has {num_prompts:,} prompts to train on, and --curriculum.floor below 1 keeps the success of "
-            f"each, of at most {MOST_PROMPTS:,}: so many hardly come twice. Leave --curriculum.floor at 1.",
-        )
         saved = saved or {"rates": (), "recent": ()}
         self._config, self._seed, self._behind = config, np.uint64(seed | _SALT), behind
         self._lock = threading.Lock()
@@ -133,6 +123,19 @@ class Curriculum:
         if group.success is not None:
             before = rates.get(group.uid, group.success)
             rates[group.uid] = before + self._config.weight * (group.success - before)
+
+
+def check_num_prompts(num_prompts: int) -> None:
+    """Makes sure that the rates of so many prompts can be kept.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    require(
+        num_prompts <= MOST_PROMPTS,
+        f"the task has {num_prompts:,} prompts to train on, and --curriculum.floor below 1 keeps the success of each, "
+        f"of at most {MOST_PROMPTS:,}: so many hardly come twice. Leave --curriculum.floor at 1.",
+    )
 
 
 def probability(rate: float, floor: float) -> float:
