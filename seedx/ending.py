@@ -19,6 +19,10 @@ class TimeOverError(Exception):
     """`--seconds` are over before there is anything to save."""
 
 
+class StoppedError(Exception):
+    """What is to be done before there is anything to save is to be done no more; others know why."""
+
+
 class Ending:
     """What stops a run; its wall time counts from here.
 
@@ -65,13 +69,13 @@ class Ending:
 
         Raises:
             TimeOverError: its time is.
-            SystemExit: a thread has failed, or a signal came.
+            StoppedError: a thread has failed, or a signal came.
         """
         reason = self.reason(0)
         if reason == "seconds":
             raise TimeOverError
         if reason is not None:
-            raise SystemExit(1)
+            raise StoppedError
 
     def is_solved(self, mean: float, count: int) -> bool:
         """Whether the mean return of so many episodes, or the mean reward of completions, has reached the goal."""

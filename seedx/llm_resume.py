@@ -49,15 +49,23 @@ def save_llm_run(
     checkpointer.save(state.updates, state.params, _other_arrays(trainable, state), metadata, block=block)
 
 
-def resume_llm_run(checkpointer: Checkpointer, trainable: Trainable, fresh: TextState) -> tuple[TextState, Progress]:
+def resume_llm_run(
+    checkpointer: Checkpointer, config: LlmConfig, trainable: Trainable, fresh: TextState
+) -> tuple[TextState, Progress]:
     """The newest good checkpoint.
 
     Raises:
         CheckpointError: there is no good one, or it is of another network or optimizer.
-        ConfigError: its adapters are scaled otherwise.
+        ConfigError: it is of another task, or its adapters are scaled otherwise.
     """
     found = checkpointer.restore(fresh.params, _other_arrays(trainable, fresh))
     metadata: dict[str, Any] = found.metadata
+    task = metadata["config"].get("task", config.task)
+    require(
+        task == config.task,
+        f"--task {config.task} cannot go on with a run of {task}, whose prompts and scores are others; leave --task "
+        "out, or start in another --run-dir.",
+    )
     then = metadata["config"].get("lora", {"alpha": trainable.lora.alpha})["alpha"]
     require(
         then == trainable.lora.alpha,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from seedx.checks import ConfigError
-from seedx.ending import Ending, TimeOverError, end_before_first_update
+from seedx.ending import Ending, StoppedError, TimeOverError, end_before_first_update
 from seedx.llm_config import LlmConfig
 from seedx.threads import Crew, spare_the_collector
 from seedx.types import Tree
@@ -56,6 +56,8 @@ class LlmSession:
             self._finish(self._learn())
         except TimeOverError:
             end_before_first_update(self._config, self._run_dir, self._ending.seconds)
+        except StoppedError:
+            pass
         except BaseException as error:
             self._crew.fail(error)
         finally:
@@ -130,7 +132,7 @@ class LlmSession:
         state = self.learner.begin(params)
         self._earlier = Progress(0.0, [])
         if resume:
-            state, self._earlier = resume_llm_run(self._checkpointer, self.learner.trainable, state)
+            state, self._earlier = resume_llm_run(self._checkpointer, config, self.learner.trainable, state)
             self._scores_before = np.array(self._earlier.scores_before)
         self.learner.state = state
         self._first_update = state.updates

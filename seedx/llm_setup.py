@@ -96,6 +96,11 @@ def set_up(config: LlmConfig) -> tuple[Setup, Tree]:
     model = open_model(config.model, "float32", lambda found: layout_of(found, mesh), seed=config.seed)
     prompts = task.prompts("train")
     require(len(prompts) > 0, f"task {config.task} has no prompts (0) to train on; it must have at least one.")
+    require(
+        isinstance(prompts[0], Prompt),
+        f"task {config.task}: prompts('train')[0] is {type(prompts[0]).__name__}; it must be a "
+        "seedx.envs.text.task.Prompt.",
+    )
     if config.curriculum.floor < 1:
         check_num_prompts(len(prompts))
     longest = rollout.max_prompt_tokens or max(

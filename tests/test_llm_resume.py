@@ -37,7 +37,7 @@ def test_what_was_saved_comes_back(checkpointer):
     progress = Progress(12.5, [0.5, 1.0], [0.25, float("nan")], {"rates": [0.5]})
     state = state_of(parts)
     save_llm_run(checkpointer, LlmConfig(), parts, state, progress, block=True)
-    found, back = resume_llm_run(checkpointer, parts, state_of(parts, seed=1))
+    found, back = resume_llm_run(checkpointer, LlmConfig(), parts, state_of(parts, seed=1))
     assert_bit_equal(found, jax.tree.map(np.asarray, state))
     np.testing.assert_equal(back._asdict(), progress._asdict())
 
@@ -49,7 +49,7 @@ def test_a_run_of_an_earlier_version_goes_on_without_what_it_did_not_know(checkp
     metadata = {"config": config, "env_steps": 24, "tokens": 70, "position": 6, "seconds": 9.0, "rewards": [0.5]}
     metadata |= {"updates": 3, "score_before": 0.25}
     checkpointer.save(3, state.params, {"opt_state": state.opt_state}, metadata, block=True)
-    found, progress = resume_llm_run(checkpointer, parts, state_of(parts, seed=1))
+    found, progress = resume_llm_run(checkpointer, LlmConfig(), parts, state_of(parts, seed=1))
     assert (found.updates, found.position) == (3, 6)
     assert progress == Progress(9.0, [0.5])
 
@@ -59,4 +59,11 @@ def test_adapters_keep_their_scale(checkpointer):
     config = LlmConfig(lora=then.lora)
     save_llm_run(checkpointer, config, then, state_of(then), Progress(0.0, []), block=True)
     with pytest.raises(ConfigError, match=r"--lora.alpha \(8\) was 4 when the adapters were trained"):
-        resume_llm_run(checkpointer, now, state_of(now, seed=1))
+        resume_llm_run(checkpointer, config, now, state_of(now, seed=1))
+
+
+def test_another_task_is_refused(checkpointer):
+    parts = trainable()
+    save_llm_run(checkpointer, LlmConfig(task="sort"), parts, state_of(parts), Progress(0.0, []), block=True)
+    with pytest.raises(ConfigError, match="--task reverse cannot go on with a run of sort"):
+        resume_llm_run(checkpointer, LlmConfig(), parts, state_of(parts, seed=1))

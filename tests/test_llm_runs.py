@@ -271,6 +271,18 @@ def test_a_run_ends_well_when_its_limit_is_reached(processes, tmp_path, flags, e
     assert load_params(tmp_path / "run").update == summary(tmp_path / "run")["updates"]
 
 
+def test_a_signal_ends_a_warm_start_without_a_word_of_failure(processes, tmp_path):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        run_dir = tmp_path / number.name
+        run = start(processes, run_dir, "--task", "reverse", "--warm-start.reward", "0.9")
+        run.until(lambda run=run: "warm start: supervised" in run.out, "updates of the warm start")
+        run.interrupt(number)
+        assert run.wait() == 128 + number, run.said
+        assert "stopped before the first update; there is nothing to save" in run.said
+        assert "Traceback" not in run.said
+        processes.wait_until_gone()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_run_with_a_checkpoint_to_go_on_from(processes, tmp_path, number):
     run_dir = tmp_path / "run"
