@@ -248,7 +248,7 @@ def test_we_read_what_reverbs_client_wrote(tmp_path, mode):
         replay = ReverbReplay(f"reverb://{address}", "replay", example=jax.tree.map(lambda leaf: leaf[:1], items))
         sample = replay.sample(3, S)
         replay.close()
-    jax.tree.map(assert_bits, sample.items, items)
+    assert_bit_equal(sample.items, items)
 
 
 def ragged_items():
@@ -281,7 +281,7 @@ def test_we_read_ragged_items_that_reverbs_client_wrote(tmp_path):
         replay = ReverbReplay(f"reverb://{address}", "replay", example=example)
         sample = replay.sample(3, S)
         replay.close()
-    jax.tree.map(assert_bits, sample.items, items)
+    assert_bit_equal(sample.items, items)
 
 
 # ---- inserts
