@@ -1,6 +1,6 @@
 """GRPO on a dataset of reasoning-gym, with SmolLM2-135M-Instruct.
 
-Expected: sums of two digits; from about 0.05 right on held-out prompts to about 0.25 (seed 1, 33 updates).
+Expected: sums of two numbers below ten; held-out reward from about 0.05 to about 0.25 (seed 1, 33 updates).
 Hardware: a CPU with 2 cores, 12 GB of memory. Wall time: 26 minutes.
 Command: python launch/local.py --agent grpo --config configs/grpo_smollm2.py
 Settings: the dataset was found with benchmarks/grpo_scan.py; needs `pip install -e ".[llm,tasks]"`.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from bits import assert_bit_equal
 from decode_harness import CONFIG, make_params
-from text_fakes import random_items
+from text_fakes import random_items, spoilt_items
 
 from seedx import sharding
 from seedx.agents.grpo import grpo_loss
@@ -274,8 +274,7 @@ def test_an_update_that_is_not_finite_changes_nothing(tmp_path):
     learner = Bench(tmp_path, advantage="gae").learner
     learner.step(ITEMS)
     before = jax.tree.map(np.array, learner.state)
-    bad = random_items(4, num_groups=6, vocab=64)
-    bad.rows["logprob"][np.flatnonzero(bad.rows["sampled"])[-1]] = np.nan
+    bad = spoilt_items(4, num_groups=6, vocab=64)
     with pytest.raises(NonFiniteError, match="update 2 is not finite"):
         learner.step(bad)
     assert_bit_equal(before, jax.tree.map(np.array, learner.state))

@@ -9,7 +9,7 @@ from bits import assert_bit_equal
 from decode_harness import CONFIG
 from hypothesis import given
 from hypothesis import strategies as st
-from text_fakes import Bigram, random_items
+from text_fakes import Bigram, random_items, spoilt_items
 
 from seedx import sharding
 from seedx.agents.grpo import grpo_loss
@@ -169,8 +169,7 @@ def test_a_batch_that_is_not_finite_is_saved_and_changes_nothing(tmp_path, old):
     learner = bench.learner
     learner.step(random_items(3, num_groups=6, vocab=64))
     before = jax.tree.map(np.array, learner.state)
-    bad = random_items(4, num_groups=6, vocab=64)
-    bad.rows["logprob"][np.flatnonzero(bad.rows["sampled"])[-1]] = np.nan
+    bad = spoilt_items(4, num_groups=6, vocab=64)
     with pytest.raises(NonFiniteError, match=r"update 9 is not finite.*learning-rate") as failure:
         learner.step(bad)
     (path,) = tmp_path.glob("*.npz")

@@ -12,7 +12,7 @@ from bits import assert_bit_equal
 from decode_harness import CONFIG, make_params
 from hypothesis import given
 from hypothesis import strategies as st
-from text_fakes import random_items
+from text_fakes import random_items, spoilt_items
 
 from seedx import sharding
 from seedx.agents.grpo import grpo_loss
@@ -322,8 +322,7 @@ def test_an_update_that_is_not_finite_changes_neither_policy_nor_head(tmp_path):
     learner = bench.learner
     learner.step(ITEMS)
     before = jax.tree.map(np.array, learner.state)
-    bad = random_items(4, num_groups=6, vocab=64)
-    bad.rows["logprob"][np.flatnonzero(bad.rows["sampled"])[-1]] = np.nan
+    bad = spoilt_items(4, num_groups=6, vocab=64)
     with pytest.raises(NonFiniteError, match="update 2 is not finite"):
         learner.step(bad)
     assert_bit_equal(before, jax.tree.map(np.array, learner.state))

@@ -65,6 +65,13 @@ def random_items(seed, num_groups=3, group_size=4, vocab=16, longest=8):
     return join(groups)
 
 
+def spoilt_items(seed, **options):
+    """Like `random_items`, but for a log-probability that is NaN, which no update survives."""
+    items = random_items(seed, **options)
+    items.rows["logprob"][np.flatnonzero(items.rows["sampled"])[-1]] = np.nan
+    return items
+
+
 def parts_of(sequences, values):
     """Values of tokens, sequence by sequence."""
     return np.split(values, np.cumsum(sequences.lengths)[:-1])
