@@ -180,6 +180,19 @@ def until(
     return found
 
 
+def is_served(address: str) -> bool:
+    """Whether a server answers there; its socket's file is there a moment earlier."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    with grpc.insecure_channel(address) as channel:
+        try:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
+        except grpc.RpcError:
+            return False
+        return True
+
+
 def last(run_dir: Path, name: str) -> float:
     """The newest value of a figure in metrics.jsonl; 0 before there is one."""
     rows = read_rows(run_dir / "metrics.jsonl")

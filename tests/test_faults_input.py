@@ -5,8 +5,7 @@ import socket
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from processes import Processes, free_port, make_run
+from processes import Processes, free_port, is_served, make_run
 
 from seedx.checks import ConfigError
 from seedx.config import Config, InferenceConfig, LearnerConfig, TableConfig
@@ -18,15 +17,6 @@ from seedx.inference import wire
 def processes(tmp_path):
     with Processes(tmp_path) as processes:
         yield processes
-
-
-def is_served(address: str) -> bool:
-    with grpc.insecure_channel(address) as channel:
-        try:
-            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
-        except grpc.RpcError:
-            return False
-        return True
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import ROOT, TINY, Processes, last, make_run
+from processes import ROOT, TINY, Processes, is_served, last, make_run
 
 from seedx import learner_role, rundir
 from seedx.checkpoint import load_params
@@ -106,7 +106,7 @@ def test_the_first_actions_of_a_resumed_run_are_those_of_the_checkpoint(tmp_path
     make_run(run_dir, "--resume", "--steps", "1000000")
     config = read_config(run_dir)
     learner = processes.role("learner", run_dir, address, "--resume")
-    learner.until((tmp_path / "socket").exists, "a server")
+    learner.until(lambda: is_served(address), "a server")
     env = make_env(config, 2, np.arange(2))
     spec = dataclasses.replace(env.spec, env=config.env)
     connection = Connection(
