@@ -227,3 +227,15 @@ def test_prefill_and_generate_lower_for_accelerators(platform):
         exported = jax.export.export(program, platforms=[platform])(params, *args)
         assert exported.platforms == (platform,)
         assert "stablehlo.dot_general" in exported.mlir_module()
+
+
+def test_short_slots_do_not_keep_prompts_from_being_computed_together():
+    params = transformer.init_params(CONFIG, jax.random.key(0))
+    plan = plan_memory(CONFIG, params, 200_000_000, length=40, max_slots=16)
+    assert (plan.chunk, plan.buckets, plan.batches) == (256, [16, 32, 40], [(16, 16), (6, 40)])
+    programs = make_programs(CONFIG, plan, 4, sharding.serve_mesh())
+    for shape in plan.batches:
+        tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
+        taken = programs.prefill.lower(params, tokens, tokens).compile().memory_analysis()
+        assert taken.temp_size_in_bytes <= plan.prefill_bytes
+        assert 3 * (taken.output_size_in_bytes - 100) <= plan.staging_bytes  # and the table of what is in the output

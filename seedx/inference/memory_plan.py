@@ -15,7 +15,7 @@ from seedx.networks import int8, transformer
 from seedx.networks.transformer_config import TransformerConfig
 from seedx.types import Tree
 
-_STAGED_PROMPTS = 3  # prompts of full length whose cache lives outside of the slots: one being computed, two waiting
+_STAGED_PROMPTS = 3  # rows of prompts whose cache lives outside of the slots: one being computed, two waiting
 _SMALLEST_BUCKET = 16
 _SMALLEST_SPAN = 64
 GAP_TEXTS, GAP_TOKENS = 8, 32  # what int8 weights are measured on, see logprob_gap.py
@@ -72,13 +72,13 @@ class MemoryPlan:
 
     @property
     def buckets(self) -> list[int]:
-        """Lengths that one prompt of up to a chunk is padded to."""
-        return _ladder(_SMALLEST_BUCKET, self.chunk, 2)
+        """Lengths that one prompt of up to a chunk, or a slot, is padded to."""
+        return _ladder(_SMALLEST_BUCKET, min(self.chunk, self.length), 2)
 
     @property
     def batches(self) -> list[tuple[int, int]]:
         """Rows and lengths of prompts that are computed together: as many as make a chunk of tokens."""
-        lengths = _ladder(_SMALLEST_BUCKET, self.chunk, 4)
+        lengths = _ladder(_SMALLEST_BUCKET, min(self.chunk, self.length), 4)
         shapes = [(min(self.chunk // length, self.num_slots), length) for length in lengths]
         return [shape for shape in shapes if shape[0] > 1]
 
@@ -150,9 +150,9 @@ def plan_memory(
         2 <= length <= config.max_length,
         f"a slot's length ({length}) must be from 2 to the model's context ({config.max_length}).",
     )
-    chunk = min(chunk, length)
     dtype = jnp.dtype(jax.tree.leaves(params)[0].dtype)
-    layer_bytes = 2 * length * config.num_kv_heads * config.head_dim * dtype.itemsize
+    entry_bytes = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize  # of a token, in one layer
+    layer_bytes, row_bytes = length * entry_bytes, max(length, chunk) * entry_bytes
     # Per prompt token: the residual stream, the feed-forward layer and the scores of all heads, a few times each.
     token_floats = 8 * config.width + 6 * config.ffn_width + 3 * config.num_heads * length
     groups = 1 if mesh is None else sharding.row_groups(mesh)
@@ -172,8 +172,8 @@ def plan_memory(
         weights_bytes=weights_bytes,
         quantizing_bytes=quantizing_bytes,
         slot_bytes=(config.num_layers + 1) * layer_bytes + tensor * 4 * (8 * config.vocab_size + token_floats),
-        prefill_bytes=groups * (tensor * 4 * chunk * token_floats + layer_bytes),
-        staging_bytes=groups * _STAGED_PROMPTS * config.num_layers * layer_bytes,
+        prefill_bytes=groups * (tensor * 4 * chunk * token_floats + row_bytes),
+        staging_bytes=groups * _STAGED_PROMPTS * config.num_layers * row_bytes,
         prefix_cache_bytes=prefix_cache_bytes,
         budget_bytes=budget_bytes,
     )
