@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from decode_peer import Peer
 from decode_setup import TINY, random_prompts, ready_engine, result, start_scheduler, take_turns, tiny_params
+from jax.sharding import Mesh, PartitionSpec
 
+from seedx import sharding
 from seedx.inference.requests import Request
 from seedx.inference.sampling import Sampling, sample, uniforms
 from seedx.inference.scheduler import Scheduler
@@ -80,8 +82,8 @@ def time_scheduler(scheduler: Scheduler, prompts: list[tuple[int, ...]]) -> floa
     return took
 
 
-def make_scan() -> Callable[..., tuple]:
-    """Prefill and all steps of all streams as one program."""
+def make_scan(mesh: Mesh | None = None) -> Callable[..., tuple]:
+    """Prefill and all steps of all streams as one program; the devices of a mesh share the streams."""
 
     def decode(params: Tree, prompts: jax.Array, sampling: Sampling) -> tuple:
         rows, prompt_length = prompts.shape
@@ -101,7 +103,13 @@ def make_scan() -> Callable[..., tuple]:
         random = uniforms(seeds, jnp.broadcast_to(steps[:, None] + 1, seeds.shape))
         return jax.lax.scan(step, (cache, prompts[:, -1]), (steps, random))[1]
 
-    return jax.jit(decode)
+    if mesh is None:
+        return jax.jit(decode)
+    rows = sharding.split_rows(mesh).spec
+    specs = (PartitionSpec(), rows, rows)
+    return jax.jit(
+        jax.shard_map(decode, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(None, *rows), check_vma=False)
+    )
 
 
 def time_scan(scan: Callable[..., tuple], params: Tree, prompts: np.ndarray) -> float:

@@ -68,11 +68,14 @@ def time_trl(python: str) -> float:
 
 
 class Bare:
-    """The same programs without scheduler, rewards or queue: all completions in one scan, then the update."""
+    """The same programs without scheduler, rewards or queue: all completions in one scan, then the update.
+
+    The devices share rows in both.
+    """
 
     def __init__(self, one: Run) -> None:
         self._learner = make_learner(one.setup, one.learner.state.params, lambda *_: None, Metrics())
-        self._scan = make_scan()
+        self._scan = make_scan(one.setup.mesh)
         prompts = random_prompts(TINY.vocab_size, [PROMPT_TOKENS] * GROUPS * GROUP_SIZE)
         self._prompts = np.array(prompts, np.int32)
         self._items = _items(self._prompts)
