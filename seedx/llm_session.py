@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from seedx.checks import ConfigError
+from seedx.checks import ConfigError, require
 from seedx.ending import Ending, StoppedError, TimeOverError, end_before_first_update
 from seedx.llm_config import LlmConfig
 from seedx.threads import Crew, spare_the_collector
@@ -245,6 +245,9 @@ class LlmSession:
                     last_checkpoint = time.monotonic()
                 if solved:
                     return "solved"
+            if reason == "seconds" and learner.state.updates == self._first_update:
+                why = self._pool.why_nothing_scored()
+                require(why is None, f"--seconds ({config.seconds:g}) are over without an update: {why}")
             return reason
         except Exception as error:
             self._crew.fail(error)

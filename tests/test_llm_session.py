@@ -58,6 +58,20 @@ def test_what_rollouts_are_still_at_is_closed_after_they_were_stopped(tmp_path):
     assert crew.failure is None
 
 
+@pytest.mark.parametrize(("updates", "why", "fails"), [(0, "nothing", True), (0, None, False), (1, "nothing", False)])
+def test_time_that_is_over_without_an_update_for_want_of_rewards_is_a_failure(tmp_path, updates, why, fails):
+    crew = Crew()
+    session = LlmSession(LlmConfig(seconds=5.0), tmp_path, False, crew, [])
+    session._ending = SimpleNamespace(reason=lambda _: "seconds")
+    session._pool = SimpleNamespace(why_nothing_scored=lambda: why)
+    session.learner = SimpleNamespace(state=SimpleNamespace(updates=updates, env_steps=0))
+    session._first_update = 0
+    assert session._learn() == ("failed" if fails else "seconds")
+    assert isinstance(crew.failure, ConfigError) == fails
+    if fails:
+        assert str(crew.failure) == "--seconds (5) are over without an update: nothing"
+
+
 def test_a_last_checkpoint_that_cannot_be_written_is_a_failure_though_the_crew_stops(tmp_path):
     crew = Crew()
     session = LlmSession(LlmConfig(), tmp_path, False, crew, [])
