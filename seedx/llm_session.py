@@ -71,6 +71,7 @@ class LlmSession:
 
         config = self._config
         try:
+            from seedx.llm_prompts import prompts_of
             from seedx.llm_setup import caster, set_up
         except ModuleNotFoundError as error:
             raise ConfigError(f"--agent grpo needs {error.name}: pip install -e '.[llm]' -c constraints.txt") from error
@@ -79,8 +80,8 @@ class LlmSession:
 
             self._server = Serving(config.serve_port, self._crew)
         _say(f"loading {config.model}")
-        self._setup, self._initial_params = set_up(config)
-        self._source = PromptSource(self._setup.task.prompts("train"), config.seed)
+        self._setup, self._initial_params = set_up(config, _say)
+        self._source = PromptSource(prompts_of(self._setup.task, config.task, "train"), config.seed)
         self._cast = caster(config.learner.dtype)
         self._metrics = Metrics(rates=("env_steps", "updates", "completion_tokens"))
 
@@ -269,16 +270,18 @@ class LlmSession:
     def _score(self, when: str, stop: Callable[[], bool]) -> np.ndarray:
         """Mean reward of each held-out prompt; empty if there are none, or it is to stop meanwhile."""
         from seedx.envs.text.held_out import held_out
+        from seedx.llm_prompts import first_prompts, prompts_of
 
-        config = self._config.held_out
-        prompts = self._setup.task.prompts("test")
-        count = min(config.num_prompts, len(prompts))
-        if not count:
+        config, task = self._config.held_out, self._config.task
+        if not config.num_prompts:
+            return np.array([])
+        prompts = first_prompts(prompts_of(self._setup.task, task, "test"), task, "test", config.num_prompts)
+        if not prompts:
             return np.array([])
         result = held_out(
             self._generation,
             self.scheduler,
-            [prompts[i] for i in range(count)],
+            prompts,
             self._setup.encode,
             num_samples=config.num_samples,
             seed=self._config.seed,

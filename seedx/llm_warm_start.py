@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from seedx.checks import require
+from seedx.envs.text.blame import blame
 from seedx.envs.text.prompts import PromptSource
 from seedx.envs.text.task import MultiTurnTask, Prompt
 from seedx.learner.token_logprobs import Model
@@ -50,7 +51,7 @@ def warm_started(
         found: list[Shown] = []
         unfit = 0  # in a row
         while len(found) < wanted.batch_size:
-            text = demonstration(setup, source.at(taken).prompt)
+            text = demonstration(config.task, setup, source.at(taken).prompt)
             taken += 1
             if text is None:
                 unfit += 1
@@ -73,15 +74,21 @@ def warm_started(
     return params
 
 
-def demonstration(setup: Setup, prompt: Prompt) -> Shown | None:
+def demonstration(name: str, setup: Setup, prompt: Prompt) -> Shown | None:
     """A prompt with a right completion, all turns of it; None if it is too long.
 
+    Args:
+        name: Of the task, for messages.
+        setup: Of the run.
+        prompt: Of the task.
+
     Raises:
-        ConfigError: the task does not say what is right.
+        ConfigError: the task does not say what is right, or fails at it.
     """
     task, tokenizer = setup.task, setup.tokenizer
     demonstrate = getattr(task, "demonstrate", None)
-    turns = list(demonstrate(prompt)) if demonstrate is not None else [prompt.answer]
+    with blame(f"task {name}: demonstrate(prompt)"):
+        turns = list(demonstrate(prompt)) if demonstrate is not None else [prompt.answer]
     require(any(turns), "the task gives no answers to warm start with; leave --warm-start.reward at 0.")
     start = setup.encode(prompt)
     if start is None:
@@ -90,7 +97,8 @@ def demonstration(setup: Setup, prompt: Prompt) -> Shown | None:
     for i, turn in enumerate(turns):
         said = [*tokenizer.encode(turn, add_bos=False), *tokenizer.eos_ids[:1]]
         tokens, own = tokens + said, own + [True] * len(said)
-        reply = task.reply(prompt, turns[: i + 1]) if isinstance(task, MultiTurnTask) else None
+        with blame(f"task {name}: reply(prompt, turns)"):
+            reply = task.reply(prompt, turns[: i + 1]) if isinstance(task, MultiTurnTask) else None
         replied = tokenizer.encode(reply, add_bos=False) if reply is not None else []
         tokens, own = tokens + replied, own + [False] * len(replied)
     return (tokens, own) if len(tokens) - len(start) <= setup.max_tokens else None

@@ -409,6 +409,10 @@ def test_a_run_goes_on_without_the_replies_that_never_come(processes, tmp_path):
     [
         (("--task", "text_tasks:only_nan", "--grpo.max-discarded", "2"), "no reward could be computed"),
         (("--task", "text_tasks:empty"), "text_tasks:empty has no prompts (0)"),
+        (
+            ("--task", "text_tasks:unmade"),
+            "unmade: making it raised RuntimeError: the data set is gone (text_tasks.py:",
+        ),
         (("--task", "text_tasks:nowhere"), "text_tasks has no function 'nowhere'"),
         (("--task", "nowhere:make"), "there is no module 'nowhere'"),
         (("--task", "revers"), "Did you mean 'reverse'?"),
@@ -473,6 +477,9 @@ def test_a_run_is_scored_on_prompts_that_it_was_not_trained_on(processes, tmp_pa
     assert "over 2 prompts x 3" in greedy.out
     rows = [json.loads(line) for line in (finished / "evaluation.jsonl").read_text().splitlines()]
     assert len({row["completion"] for row in rows[:3]}) == 1
+    all_ = evaluate(processes, finished, "--num-prompts", "13")
+    assert "task text_tasks:bytes_ has 12 test prompts, of 13 asked for; all are used." in all_.out
+    assert "over 12 prompts x 1" in all_.out
     other = evaluate(processes, finished, "--num-prompts", "4", "--task", "sums")
     assert "over 4 prompts x 1" in other.out
     assert json.loads((finished / "evaluation.json").read_text())["task"] == "sums"

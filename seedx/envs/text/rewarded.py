@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from seedx.envs.text.task import Prompt, Split, Task
 
-_OF_THE_TASK = ("max_tokens", "demonstrate", "reply")
+_OF_THE_TASK = ("max_tokens", "demonstrate", "reply", "prompt_lines")
 
 
 class Score(NamedTuple):
