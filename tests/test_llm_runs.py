@@ -335,7 +335,6 @@ def test_redundant_completions_stand_in_for_those_without_a_reward(processes, tm
     learn(processes, run_dir, *flags, "--max-staleness", "1")
     unscored, used = last(run_dir, "reward/unscored"), last(run_dir, "rollout/redundant_used")
     assert 0 < used <= unscored
-    assert last(run_dir, "rollout/redundant_dropped") >= 2 * 20
     names = {name for row in read_rows(run_dir / "metrics.jsonl") for name in row}
     assert names <= documented.llm_metrics()
     assert max(values(run_dir, "learner/lag_updates_max")) <= 1
