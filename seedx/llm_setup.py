@@ -23,6 +23,7 @@ from seedx.envs.text.encode import encode_prompt
 from seedx.envs.text.generation import Generation, Settings
 from seedx.envs.text.held_out import AT_A_TIME
 from seedx.envs.text.load import load_task
+from seedx.envs.text.rewarded import Rewarded
 from seedx.envs.text.rewards import RewardPool
 from seedx.envs.text.rollouts import Pace
 from seedx.envs.text.sandbox_process import MODE
@@ -99,6 +100,8 @@ def set_up(config: LlmConfig, say: Callable[[str], None]) -> tuple[Setup, Tree]:
     os.environ[MODE] = config.reward.sandbox  # for tasks that look whether the sandbox can be had
     with blame(f"task {config.task}: making it"):
         task = load_task(config.task)
+    if isinstance(task, Rewarded):
+        task.check_config(config.reward)
     mesh = sharding.whole_mesh(config.mesh, config.decode.max_concurrent)
     model = open_model(config.model, "float32", lambda found: layout_of(found, mesh), seed=config.seed)
     max_tokens = rollout.max_tokens or getattr(task, "max_tokens", _MAX_TOKENS)
