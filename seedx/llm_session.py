@@ -200,7 +200,12 @@ class LlmSession:
             self._crew.stop,
             LLM_VIEW,
             self._summary,
-            Warnings(exact=config.learner.dtype == "float32", compared=config.grpo.advantage != "gae"),
+            Warnings(
+                exact=config.learner.dtype == "float32",
+                compared=config.grpo.advantage != "gae",
+                under_way=pace.allowed(0) * (config.grpo.group_size + config.rollout.redundant),
+                slots=self.scheduler.num_slots,
+            ),
         )
 
     # ---- running
