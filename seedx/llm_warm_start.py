@@ -16,6 +16,8 @@ from seedx.llm_setup import Setup
 from seedx.types import Tree
 
 _SAY_EVERY_S = 2.0
+_LONG_S = 10.0  # without an end in sight
+_ROOMY = 2  # times the tokens that the longest answer takes
 
 
 def warm_started(
@@ -43,11 +45,11 @@ def warm_started(
         What `check` raises.
     """
     wanted, started = config.warm_start, time.monotonic()
-    taken, said_at = 0, started
+    taken, said_at, longest, is_advised = 0, started, 0, False
 
     def shown(_: int) -> list[Shown]:
         """The next prompts that fit, with their answers."""
-        nonlocal taken
+        nonlocal taken, longest
         found: list[Shown] = []
         unfit = 0  # in a row
         while len(found) < wanted.batch_size:
@@ -58,15 +60,25 @@ def warm_started(
                 require(unfit <= 2 * source.num_prompts, f"task {config.task} has no prompts and answers that fit.")
             else:
                 found.append(text)
+                longest = max(longest, len(text[1]) - text[1].index(True))
                 unfit = 0
         return found
 
     def progress(updates: int, solved: float) -> None:
-        nonlocal said_at
+        nonlocal said_at, is_advised
         check()
-        if time.monotonic() - said_at > _SAY_EVERY_S:
-            said_at = time.monotonic()
-            say(f"warm start: {updates:,} updates, {solved:.1%} right")
+        now = time.monotonic()
+        if now - said_at > _SAY_EVERY_S:
+            said_at = now
+            each_s = (now - started) / (updates + 1)
+            say(f"warm start: {updates:,} updates, {solved:.1%} right, {each_s:.2g} s each")
+        if not is_advised and now - started > _LONG_S and setup.max_tokens >= _ROOMY * longest:
+            is_advised = True
+            say(
+                f"warm start: an update computes {wanted.batch_size} rows of {setup.length} tokens, {setup.max_tokens} "
+                f"of them for the completion (--rollout.max-tokens), and the longest answer so far has {longest}. Give "
+                "what suffices, and all is faster, the run too."
+            )
 
     say(f"warm start: supervised on the task's answers until {wanted.reward:.0%} are right")
     params = warm_start(model, wanted, params, shown, mesh=setup.mesh, row_tokens=setup.length, progress=progress)
