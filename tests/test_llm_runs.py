@@ -10,7 +10,7 @@ import grpc
 import orbax.checkpoint as ocp
 import pytest
 from bits import assert_bit_equal
-from processes import QUICK, Processes, last, until
+from processes import QUICK, Processes, free_port, last, until
 from reverb_harness import Launched, find_uv, table_info
 
 from seedx import cli
@@ -281,6 +281,26 @@ def test_a_signal_ends_a_warm_start_without_a_word_of_failure(processes, tmp_pat
         assert "stopped before the first update; there is nothing to save" in run.said
         assert "Traceback" not in run.said
         processes.wait_until_gone()
+
+
+def test_a_learner_that_was_started_singly_and_warms_up_tells_clients_to_come_again_and_ends_at_a_signal(
+    processes, tmp_path
+):
+    run_dir, port = tmp_path / "run", free_port()
+    flags = (*TINY, "--task", "reverse", "--warm-start.reward", "0.9", "--serve-port", str(port))
+    cli.prepare_run_dir(cli.parse([*flags, "--run-dir", str(run_dir)]))
+    learner = processes.role("learner", run_dir, f"unix:{tmp_path}/learner.sock")
+    learner.until(lambda: "warm start: supervised" in learner.out, "the warm start")
+    request = pb.GenerateRequest(text="ab=", max_tokens=2)
+    with generate(f"localhost:{port}", request, Access(), 60.0) as replies, pytest.raises(grpc.RpcError) as refused:
+        gather(replies, 1)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "still being loaded, warmed up or compiled; come again" in refused.value.details()
+    learner.send(signal.SIGTERM)
+    assert learner.wait() == 143, learner.said
+    assert "stopped before the first update; there is nothing to save" in learner.out
+    assert learner.err == ""
+    processes.wait_until_gone()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
