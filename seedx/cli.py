@@ -108,7 +108,12 @@ def _defaults(choosers: _Choosers) -> AnyConfig:
         else recipe_name(choosers.agent, choosers.env)
     )
     path = RECIPES / f"{name}.py"
-    return load_recipe(path) if name is not None and path.is_file() else (LlmConfig if of_llm else Config)()
+    if name is None or not path.is_file():
+        return (LlmConfig if of_llm else Config)()
+    recipe, (_, _, rewards) = load_recipe(path), (choosers.task or "").partition("?")
+    if isinstance(recipe, LlmConfig) and rewards not in ("", "reward=task"):
+        recipe = dataclasses.replace(recipe, stop_at_reward=None)  # which is one of the task's own rewards
+    return recipe
 
 
 def recipe_name(agent: str, env: str | None) -> str | None:
@@ -135,8 +140,11 @@ def recipe_name(agent: str, env: str | None) -> str | None:
 
 
 def llm_recipe_name(agent: str, task: str | None, model: str | None) -> str | None:
-    """Name of the recipe in configs/ that fits, or None: there is one for the tiny model and the built-in tasks."""
-    built_in = task in (None, "reverse", "sort", "sums", "calculator")
+    """Name of the recipe in configs/ that fits, or None: there is one for the tiny model and the built-in tasks.
+
+    It fits them with other rewards too, but for the reward that it stops at.
+    """
+    built_in = task is None or task.partition("?")[0] in ("reverse", "sort", "sums", "calculator")
     return agent if built_in and model in (None, "tiny") else None
 
 

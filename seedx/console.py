@@ -192,7 +192,7 @@ def opening_line(agent: str, env: str, seed: int, actors: str, devices: str, run
 
 
 def closing_line(summary: Figures, run_dir: str, stop_at: float | None = None) -> str:
-    """What happened and what to run next.
+    """What happened and what to run next; after a failure its message says that.
 
     Args:
         summary: Of summary.json. Its `exit` is "solved", "steps", "seconds", "failed" or a signal's name.
@@ -211,7 +211,7 @@ def closing_line(summary: Figures, run_dir: str, stop_at: float | None = None) -
         "seconds": ("done, --seconds are over", evaluate),
         "SIGINT": ("interrupted", resume),
         "SIGTERM": ("terminated", resume),
-        "failed": (f"failed, see {where}/logs", resume),
+        "failed": (f"failed, see {where}/logs", None),
     }.get(why, (why, evaluate))
     if follow == evaluate and summary.get("updates") == 0:  # nothing was learned, so nothing was saved
         happened += " before the first update"
@@ -221,14 +221,15 @@ def closing_line(summary: Figures, run_dir: str, stop_at: float | None = None) -
         goal = f" {'>=' if mean >= stop_at else '<'} {stop_at:g}" if stop_at is not None else ""
         result = f"{score} {mean:,.1f}{goal}" if abs(mean) >= 10 else f"{score} {mean:.3g}{goal}"
         if summary.get("return_episodes"):
-            of = "episodes" if score == "return" else "completions"
-            result += f" over {summary['return_episodes']:,.0f} {of}"
+            over, of = ("over", "episodes") if score == "return" else ("over the last", "completions")
+            result += f" {over} {summary['return_episodes']:,.0f} {of}"
     if score == "reward" and summary.get("held_out_reward_after") is not None:
         before, after = summary["held_out_reward_before"], summary["held_out_reward_after"]
         result += f"; held out {f'{before:.3f} -> ' if before is not None else ''}{after:.3f}"
-    what = "steps" if score == "return" else "completions"
+    what = "steps" if score == "return" else "learned from"
     steps = f" ({summary['env_steps']:,.0f} {what})" if summary.get("env_steps") is not None else ""
-    return f"{happened}: {result} in {summary['seconds']:,.1f} s{steps}. Next: {follow}"
+    advice = f" Next: {follow}" if follow else ""
+    return f"{happened}: {result} in {summary['seconds']:,.1f} s{steps}.{advice}"
 
 
 def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:

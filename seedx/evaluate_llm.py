@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from seedx.checkpoint import load_params
 from seedx.checks import ConfigError, require
 from seedx.config_file import from_json
 from seedx.envs.text.held_out import HeldOut, held_out
+from seedx.envs.text.task import Prompt
 from seedx.llm_config import LlmConfig
+from seedx.llm_prompts import first_prompts, prompts_of
 from seedx.llm_setup import Setup, caster, layout_of, make_generation, make_scheduler, set_up
 from seedx.metrics import Metrics
 from seedx.threads import Crew
@@ -51,18 +54,20 @@ def evaluate_llm(
     samples = dataclasses.replace(config.held_out, num_prompts=num_prompts, num_samples=num_samples)
     unshaped = dataclasses.replace(config.grpo, overlong_tokens=0)
     config = dataclasses.replace(config, task=task or config.task, held_out=samples, grpo=unshaped)
-    setup, initial = set_up(config)
+    setup, initial = set_up(config, lambda _: None)  # which prompts are not trained on does not matter here
     del initial  # there is no room for both
-    count = min(num_prompts, len(setup.task.prompts("test")))
-    require(count > 0, f"task {config.task} has no test prompts.")
+    prompts = first_prompts(prompts_of(setup.task, config.task, "test"), config.task, "test", num_prompts)
+    require(len(prompts) > 0, f"task {config.task} has no test prompts.")
+    if len(prompts) < num_prompts:
+        print(f"task {config.task} has {len(prompts):,} test prompts, of {num_prompts:,} asked for; all are used.")
     params = jax.device_put(checkpoint.params, layout_of(setup.config, setup.mesh))
     weights = Weights(checkpoint.update, caster(config.learner.dtype)(params))
-    found = _held_out(config, setup, weights, temperature, seed)
-    require(
-        len(found.groups) > 0,
-        f"all {count:,} prompts are longer than the {setup.max_prompt_tokens} tokens that this run reads; evaluate it "
-        "on another task.",
-    )
+    found = _held_out(config, setup, prompts, weights, temperature, seed)
+    longer = f"{len(prompts) - len(found.groups):,} prompts are longer than the {setup.max_prompt_tokens} tokens that "
+    longer += "this run reads"
+    require(len(found.groups) > 0, f"all {longer}; evaluate it on another task.")
+    if len(found.groups) < len(prompts):
+        print(f"{longer}, and are left out.")
     _show(found, setup, run_dir)
     require(not math.isnan(found.mean), f"no completion of task {config.task} could be scored; see the lines above.")
     return {
@@ -79,19 +84,25 @@ def evaluate_llm(
     }
 
 
-def _held_out(config: LlmConfig, setup: Setup, weights: Weights, temperature: float | None, seed: int) -> HeldOut:
+def _held_out(
+    config: LlmConfig,
+    setup: Setup,
+    prompts: Sequence[Prompt],
+    weights: Weights,
+    temperature: float | None,
+    seed: int,
+) -> HeldOut:
     """Completions of `config.held_out`; raises what stopped the engine or the rewards."""
     crew, metrics = Crew(), Metrics()
     scheduler = make_scheduler(config, setup, weights, crew)
     generation, pool = make_generation(config, setup, scheduler, metrics, crew, temperature)
-    prompts = setup.task.prompts("test")
     scheduler.start()
     generation.start()
     try:
         found = held_out(
             generation,
             scheduler,
-            [prompts[i] for i in range(min(config.held_out.num_prompts, len(prompts)))],
+            prompts,
             setup.encode,
             num_samples=config.held_out.num_samples,
             seed=seed,

@@ -101,7 +101,8 @@ class RolloutConfig:
 
     Attributes:
         max_tokens: Of a completion; 0: what the task says, or else 256.
-        max_prompt_tokens: Longer prompts are passed over and counted; 0: the longest of the first 2,000.
+        max_prompt_tokens: Longer prompts are passed over and counted; 0: the longest of the first 2,000 that leave the
+            model room for a completion.
         temperature: That tokens are drawn at, and the loss computed at.
         timeout_s: A group that is not complete after so long is asked for again, seconds.
         retries: How often; then the run ends.

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from seedx.checks import ConfigError
+from seedx.checks import ConfigError, require
 from seedx.ending import Ending, StoppedError, TimeOverError, end_before_first_update
 from seedx.llm_config import LlmConfig
 from seedx.threads import Crew, spare_the_collector
@@ -71,6 +71,7 @@ class LlmSession:
 
         config = self._config
         try:
+            from seedx.llm_prompts import prompts_of
             from seedx.llm_setup import caster, set_up
         except ModuleNotFoundError as error:
             raise ConfigError(f"--agent grpo needs {error.name}: pip install -e '.[llm]' -c constraints.txt") from error
@@ -79,8 +80,8 @@ class LlmSession:
 
             self._server = Serving(config.serve_port, self._crew)
         _say(f"loading {config.model}")
-        self._setup, self._initial_params = set_up(config)
-        self._source = PromptSource(self._setup.task.prompts("train"), config.seed)
+        self._setup, self._initial_params = set_up(config, _say)
+        self._source = PromptSource(prompts_of(self._setup.task, config.task, "train"), config.seed)
         self._cast = caster(config.learner.dtype)
         self._metrics = Metrics(rates=("env_steps", "updates", "completion_tokens"))
 
@@ -199,7 +200,12 @@ class LlmSession:
             self._crew.stop,
             LLM_VIEW,
             self._summary,
-            Warnings(exact=config.learner.dtype == "float32", compared=config.grpo.advantage != "gae"),
+            Warnings(
+                exact=config.learner.dtype == "float32",
+                compared=config.grpo.advantage != "gae",
+                under_way=pace.allowed(0) * (config.grpo.group_size + config.rollout.redundant),
+                slots=self.scheduler.num_slots,
+            ),
         )
 
     # ---- running
@@ -245,6 +251,9 @@ class LlmSession:
                     last_checkpoint = time.monotonic()
                 if solved:
                     return "solved"
+            if reason == "seconds" and learner.state.updates == self._first_update:
+                why = self._pool.why_nothing_scored()
+                require(why is None, f"--seconds ({config.seconds:g}) are over without an update: {why}")
             return reason
         except Exception as error:
             self._crew.fail(error)
@@ -266,16 +275,18 @@ class LlmSession:
     def _score(self, when: str, stop: Callable[[], bool]) -> np.ndarray:
         """Mean reward of each held-out prompt; empty if there are none, or it is to stop meanwhile."""
         from seedx.envs.text.held_out import held_out
+        from seedx.llm_prompts import first_prompts, prompts_of
 
-        config = self._config.held_out
-        prompts = self._setup.task.prompts("test")
-        count = min(config.num_prompts, len(prompts))
-        if not count:
+        config, task = self._config.held_out, self._config.task
+        if not config.num_prompts:
+            return np.array([])
+        prompts = first_prompts(prompts_of(self._setup.task, task, "test"), task, "test", config.num_prompts)
+        if not prompts:
             return np.array([])
         result = held_out(
             self._generation,
             self.scheduler,
-            [prompts[i] for i in range(count)],
+            prompts,
             self._setup.encode,
             num_samples=config.num_samples,
             seed=self._config.seed,

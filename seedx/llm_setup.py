@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,11 +17,13 @@ from seedx import compilation_cache, sharding
 from seedx.chat import ChatTemplate
 from seedx.checks import ConfigError, require
 from seedx.device_config import parse_bytes
+from seedx.envs.text.blame import blame
 from seedx.envs.text.curriculum import Curriculum, check_num_prompts
 from seedx.envs.text.encode import encode_prompt
 from seedx.envs.text.generation import Generation, Settings
 from seedx.envs.text.held_out import AT_A_TIME
 from seedx.envs.text.load import load_task
+from seedx.envs.text.rewarded import Rewarded
 from seedx.envs.text.rewards import RewardPool
 from seedx.envs.text.rollouts import Pace
 from seedx.envs.text.sandbox_process import MODE
@@ -30,6 +33,7 @@ from seedx.inference.load_engine import memory_of
 from seedx.inference.memory_plan import MemoryPlan, plan_memory
 from seedx.inference.scheduler import Limits, Scheduler
 from seedx.llm_config import LlmConfig
+from seedx.llm_prompts import prompt_tokens
 from seedx.metrics import Metrics
 from seedx.networks import transformer
 from seedx.networks.lora import check_rank
@@ -41,7 +45,6 @@ from seedx.types import Tree
 from seedx.weights import Weights
 
 _MAX_TOKENS = 256  # of a completion, where neither the run nor the task says
-_MEASURED_PROMPTS = 2000  # that the length of the longest prompt is taken over
 _ROUND = 16  # texts have a multiple of this length, so that they divide into chunks
 
 
@@ -82,32 +85,36 @@ class Setup:
         return tokens if len(tokens) <= self.max_prompt_tokens else None
 
 
-def set_up(config: LlmConfig) -> tuple[Setup, Tree]:
+def set_up(config: LlmConfig, say: Callable[[str], None]) -> tuple[Setup, Tree]:
     """The setup of a run, and the parameters that the model comes with, float32.
 
+    Args:
+        config: Of the run.
+        say: Told which prompts are passed over.
+
     Raises:
-        ConfigError: there is no such task or model, or they do not fit each other or the devices.
+        ConfigError: there is no such task or model, the task fails, or they do not fit each other or the devices.
     """
     compilation_cache.use()
     rollout = config.rollout
     os.environ[MODE] = config.reward.sandbox  # for tasks that look whether the sandbox can be had
-    task = load_task(config.task)
+    with blame(f"task {config.task}: making it"):
+        task = load_task(config.task)
+    if isinstance(task, Rewarded):
+        task.check_config(config.reward)
     mesh = sharding.whole_mesh(config.mesh, config.decode.max_concurrent)
     model = open_model(config.model, "float32", lambda found: layout_of(found, mesh), seed=config.seed)
-    prompts = task.prompts("train")
-    require(len(prompts) > 0, f"task {config.task} has no prompts (0) to train on; it must have at least one.")
-    require(
-        isinstance(prompts[0], Prompt),
-        f"task {config.task}: prompts('train')[0] is {type(prompts[0]).__name__}; it must be a "
-        "seedx.envs.text.task.Prompt.",
-    )
-    if config.curriculum.floor < 1:
-        check_num_prompts(len(prompts))
-    longest = rollout.max_prompt_tokens or max(
-        len(encode_prompt(prompts[i], model.tokenizer, model.chat_template))
-        for i in range(min(len(prompts), _MEASURED_PROMPTS))
-    )
     max_tokens = rollout.max_tokens or getattr(task, "max_tokens", _MAX_TOKENS)
+    room = model.config.max_length // _ROUND * _ROUND - max_tokens
+    require(
+        room > 0,
+        f"completions of up to {max_tokens} tokens leave no room for a prompt in the {model.config.max_length} that "
+        f"{model.name} knows; lower --rollout.max-tokens.",
+    )
+    encode = partial(encode_prompt, tokenizer=model.tokenizer, chat_template=model.chat_template)
+    longest = prompt_tokens(task, config.task, encode, rollout.max_prompt_tokens, room, say)
+    if config.curriculum.floor < 1:
+        check_num_prompts(len(task.prompts("train")))
     launching = threading.Lock() if mesh.size > 1 else contextlib.nullcontext()
     setup = Setup(
         task, model.name, model.config, model.tokenizer, model.chat_template, mesh, longest, max_tokens, launching

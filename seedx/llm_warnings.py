@@ -11,8 +11,9 @@ _GAP = 1e-3  # of log-probabilities that engine and learner give one token with 
 _NO_SPREAD = 0.9  # fraction of groups,
 _GROUPS = 20  # of the last so many at least
 _UNSCORED = 0.05  # fraction of completions
-_IDLE = 0.5  # occupancy of the slots that is little,
+_IDLE = 0.5  # occupancy that is little, of the slots that completions under way could fill,
 _WAITING = 0.3  # and part of the time that the learner waits for a batch which is much
+_UNREWARDED = 0.5  # fraction of the completions under way
 _COLLAPSED = 0.05  # of the entropy at the beginning
 _FLAT_ROWS = 60  # over which a growing divergence must have brought some reward
 _FLAT = 0.01
@@ -24,10 +25,13 @@ class Warnings:
     Args:
         exact: Whether engine and learner compute in the same precision as the weights are kept in.
         compared: Whether a completion is compared with those of its group, and teaches nothing where all are equal.
+        under_way: Completions of rollouts at a time, at most.
+        slots: Of the decode engine.
     """
 
-    def __init__(self, exact: bool, compared: bool = True) -> None:
+    def __init__(self, exact: bool, compared: bool = True, *, under_way: int, slots: int) -> None:
         self._exact, self._compared = exact, compared
+        self._under_way, self._slots = under_way, slots
         self._scored_before = 0.0
         self._equal: deque[tuple[float, float]] = deque()  # of the newest rows: groups, fraction without spread
         self._first_entropy: float | None = None
@@ -89,11 +93,19 @@ class Warnings:
 
     def _idle(self, row: Figures) -> str:
         occupancy, waiting = row.get("decode/occupancy"), row.get("learner/wait_batch_share", 0.0)
-        if occupancy is None or occupancy >= _IDLE or waiting <= _WAITING:
+        reach = min(self._under_way / self._slots, 1.0)  # small batches never fill the slots, and need not
+        if occupancy is None or occupancy >= _IDLE * reach or waiting <= _WAITING:
             return ""
+        unrewarded = row.get("reward/latency_share", 0.0)  # time that completions waited, over time: their number
+        why = "they take turns. Raise --max-staleness."
+        if unrewarded > _UNREWARDED * self._under_way:
+            why = (
+                f"{unrewarded:,.0f} of {self._under_way:,} completions under way wait for their rewards. Raise "
+                "--reward.workers, or have rewards take less time."
+            )
         return (
-            f"the decode engine is {1 - occupancy:.0%} idle, and the learner waits for it {waiting:.0%} of the time: "
-            "they take turns. Raise --max-staleness."
+            f"{1 - occupancy:.0%} of the decode engine's slots are empty, and the learner waits {waiting:.0%} of the "
+            f"time: {why}"
         )
 
     def _entropy(self, row: Figures) -> str:

@@ -58,6 +58,23 @@ def test_defaults_come_from_the_recipe_that_fits(flags, recipe):
     assert cli.parse(flags) == load_recipe(RECIPES / f"{recipe}.py")
 
 
+@pytest.mark.parametrize(
+    ("task", "goal"),
+    [
+        ("sums", 0.93),
+        ("sums?reward=task", 0.93),
+        ("sums?reward=my:reward", None),
+        ("sums?reward=task&reward=my:r", None),
+    ],
+)
+def test_a_built_in_task_has_its_recipe_with_other_rewards_too_but_not_their_goal(task, goal):
+    recipe = load_recipe(RECIPES / "grpo.py")
+    assert cli.parse(["--agent", "grpo", "--task", task]) == dataclasses.replace(recipe, task=task, stop_at_reward=goal)
+    assert cli.parse(["--agent", "grpo", "--task", "my:sums?reward=task"]).stop_at_reward is None
+    given = cli.parse(["--agent", "grpo", "--task", task, "--stop-at-reward", "0.5"])
+    assert given == dataclasses.replace(recipe, task=task, stop_at_reward=0.5)
+
+
 @pytest.mark.parametrize("agent", ["apex", "r2d2"])
 @pytest.mark.parametrize("env", [[], ["--env", "Pong-v5"], ["--env", "my:env"]], ids=str)
 def test_the_table_that_an_agent_has_without_more_ado_fits_a_laptop(agent, env):

@@ -193,3 +193,15 @@ def test_opening_and_closing_lines():
     assert closing_line({"exit": "seconds", "reward_mean": 0.5, "seconds": 60}, "r", 0.9).startswith(
         "done, --seconds are over: reward 0.5 < 0.9 in 60.0 s. Next: "
     )
+
+
+def test_the_mean_of_the_last_completions_is_not_taken_for_that_of_all():
+    summary = {"exit": "solved", "reward_mean": 0.951, "return_episodes": 512, "seconds": 60, "env_steps": 3200}
+    assert closing_line(summary, "r", 0.95).startswith(
+        "solved: reward 0.951 >= 0.95 over the last 512 completions in 60.0 s (3,200 learned from). Next: "
+    )
+
+
+def test_a_failure_advises_nothing_that_may_not_mend_it():
+    summary = {"exit": "failed", "updates": 3, "reward_mean": None, "seconds": 60, "env_steps": 24}
+    assert closing_line(summary, "r") == ("failed, see r/logs: no finished completion in 60.0 s (24 learned from).")

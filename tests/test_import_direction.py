@@ -28,6 +28,7 @@ LAYERS = [
         "program",
         "serve_config",
     },
+    {"llm_prompts"},
     {"learner", "inference", "envs", "replay", "cli", "console", "curve"},
     {"networks", "weights", "checkpoint", "metrics", "runlog", "profiling"},
     {

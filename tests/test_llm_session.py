@@ -58,6 +58,20 @@ def test_what_rollouts_are_still_at_is_closed_after_they_were_stopped(tmp_path):
     assert crew.failure is None
 
 
+@pytest.mark.parametrize(("updates", "why", "fails"), [(0, "nothing", True), (0, None, False), (1, "nothing", False)])
+def test_time_that_is_over_without_an_update_for_want_of_rewards_is_a_failure(tmp_path, updates, why, fails):
+    crew = Crew()
+    session = LlmSession(LlmConfig(seconds=5.0), tmp_path, False, crew, [])
+    session._ending = SimpleNamespace(reason=lambda _: "seconds")
+    session._pool = SimpleNamespace(why_nothing_scored=lambda: why)
+    session.learner = SimpleNamespace(state=SimpleNamespace(updates=updates, env_steps=0))
+    session._first_update = 0
+    assert session._learn() == ("failed" if fails else "seconds")
+    assert isinstance(crew.failure, ConfigError) == fails
+    if fails:
+        assert str(crew.failure) == "--seconds (5) are over without an update: nothing"
+
+
 def test_a_last_checkpoint_that_cannot_be_written_is_a_failure_though_the_crew_stops(tmp_path):
     crew = Crew()
     session = LlmSession(LlmConfig(), tmp_path, False, crew, [])
@@ -192,6 +206,32 @@ def test_a_warm_start_takes_few_prompts_as_often_as_it_needs(monkeypatch):
     assert [len(batch) for batch in batches] == [4] * 100
     texts = [text for batch in batches for text in batch]
     assert all(tokens == [1, 2, 2, 0] and own == [False, False, True, True] for tokens, own in texts)
+
+
+@pytest.mark.parametrize(("answer", "advised"), [("B", True), ("BC", False)])  # with its end 2 and 3 of 4 tokens
+def test_a_long_warm_start_says_once_what_makes_it_long(monkeypatch, answer, advised):
+    now, said = [0.0], []
+
+    def learn(model, wanted, params, shown, *, progress, **_):
+        for update in range(30):
+            shown(update)
+            now[0] += 1.0
+            progress(update, 0.25)
+        return params
+
+    monkeypatch.setattr(llm_warm_start, "warm_start", learn)
+    monkeypatch.setattr(llm_warm_start, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    prompts = [Prompt("AB", answer=answer)]
+    setup = Setup(Words(), "tiny", CONFIG, Alphabet(), None, sharding.serve_mesh(), 5, 4, contextlib.nullcontext())
+    config = LlmConfig(warm_start=WarmStartConfig(reward=0.5, batch_size=4))
+    source = PromptSource(prompts, 1)
+    llm_warm_start.warm_started(config, setup, source, Model(CONFIG), {}, lambda: None, said.append)
+    assert "warm start: 2 updates, 25.0% right, 1 s each" in said
+    advice = [
+        "warm start: an update computes 4 rows of 16 tokens, 4 of them for the completion (--rollout.max-tokens), and "
+        "the longest answer so far has 2. Give what suffices, and all is faster, the run too."
+    ]
+    assert [line for line in said if "--rollout.max-tokens" in line] == (advice if advised else [])
 
 
 def test_a_warm_start_on_prompts_that_do_not_fit_says_so(monkeypatch):

@@ -19,22 +19,26 @@ FINE = {
 }
 
 
+def warnings_of(exact=True, compared=True):
+    return Warnings(exact, compared, under_way=64, slots=64)
+
+
 def warned(exact=True, **changes):
     row = FINE | {name.replace("__", "/"): value for name, value in changes.items()}
-    return Warnings(exact)(row)
+    return warnings_of(exact)(row)
 
 
 def test_a_run_that_is_well_warns_of_nothing_nor_does_one_of_which_nothing_is_known():
     assert warned() == {}
-    warnings = Warnings(True)
+    warnings = warnings_of()
     for _ in range(100):
         assert warnings({}) == {}
         assert warnings(FINE) == {}
 
 
 def test_equal_rewards_are_no_matter_where_completions_are_not_compared():
-    assert Warnings(True, compared=False)(FINE | {"rollout/zero_spread": 1.0}) == {}
-    assert set(Warnings(True)(FINE | {"rollout/zero_spread": 1.0})) == {"no spread"}
+    assert warnings_of(compared=False)(FINE | {"rollout/zero_spread": 1.0}) == {}
+    assert set(warnings_of()(FINE | {"rollout/zero_spread": 1.0})) == {"no spread"}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,7 @@ def test_one_figure_past_its_line_is_one_warning(kind, name, on, off, words):
 
 
 def test_a_few_equal_groups_are_none_and_old_ones_do_not_count():
-    warnings, groups = Warnings(True), 0
+    warnings, groups = warnings_of(), 0
 
     def row(new, fraction):
         nonlocal groups
@@ -90,8 +94,25 @@ def test_an_engine_and_a_learner_that_take_turns_are_warned_of(occupancy, waitin
     found = warned(decode__occupancy=occupancy, learner__wait_batch_share=waiting)
     assert set(found) == ({"idle"} if on else set())
     assert (
-        not on or f"{1 - occupancy:.0%} idle, and the learner waits for it {waiting:.0%} of the time" in found["idle"]
+        not on
+        or f"{1 - occupancy:.0%} of the decode engine's slots are empty, and the learner waits {waiting:.0%} of the "
+        "time: they take turns. Raise --max-staleness."
+        in found["idle"]
     )
+
+
+@pytest.mark.parametrize(("occupancy", "on"), [(0.06, True), (0.0625, False), (0.12, False)])
+def test_slots_that_small_batches_never_fill_are_not_idle(occupancy, on):
+    few = Warnings(True, under_way=8, slots=64)
+    found = few(FINE | {"decode/occupancy": occupancy, "learner/wait_batch_share": 0.9})
+    assert set(found) == ({"idle"} if on else set())
+
+
+def test_a_learner_that_waits_for_rewards_is_not_told_to_work_ahead():
+    found = warned(decode__occupancy=0.1, learner__wait_batch_share=0.9, reward__latency_share=33.0)
+    assert "33 of 64 completions under way wait for their rewards. Raise --reward.workers" in found["idle"]
+    found = warned(decode__occupancy=0.1, learner__wait_batch_share=0.9, reward__latency_share=32.0)
+    assert "Raise --max-staleness" in found["idle"]
 
 
 def rows(warnings, count=1, **changes):
@@ -102,19 +123,19 @@ def rows(warnings, count=1, **changes):
 
 
 def test_entropy_that_collapses_is_warned_of_unless_the_task_is_solved():
-    warnings = Warnings(True)
+    warnings = warnings_of()
     assert rows(warnings, learner__entropy=2.0) == {}
     assert rows(warnings, learner__entropy=0.11) == {}
     found = rows(warnings, learner__entropy=0.09)
     assert set(found) == {"entropy"}
     assert "from 2 to 0.09 nats" in found["entropy"]
     assert rows(warnings, learner__entropy=0.09, reward_mean=0.9) == {}
-    assert rows(Warnings(True), learner__entropy=0.01) == {}  # it began so
+    assert rows(warnings_of(), learner__entropy=0.01) == {}  # it began so
 
 
 def test_a_divergence_that_grows_without_reward_is_warned_of():
     for reward_after, divergence_after, on in ((0.505, 0.2, True), (0.52, 0.2, False), (0.5, 0.015, False)):
-        warnings = Warnings(True)
+        warnings = warnings_of()
         assert rows(warnings, 59) == {}
         late = {"reward_mean": reward_after, "learner__kl_reference": divergence_after}
         assert rows(warnings, 1, **late) == {}  # not before there are 60 rows
@@ -126,7 +147,7 @@ def test_a_divergence_that_grows_without_reward_is_warned_of():
 
 
 def test_a_tiny_divergence_may_grow():
-    warnings = Warnings(True)
+    warnings = warnings_of()
     rows(warnings, 60, learner__kl_reference=1e-6)
     assert rows(warnings, learner__kl_reference=1.9e-3) == {}
     assert set(rows(warnings, learner__kl_reference=2.1e-3)) == {"divergence"}

@@ -213,7 +213,7 @@ def test_a_task_asks_for_it_by_name_and_loads_no_weights(directory, model):
 def test_too_little_memory_is_said_before_anything_is_loaded(directory, monkeypatch):
     model = RewardModel(str(directory))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (2**31, 2**31))
-    with pytest.raises(ConfigError, match=r"this process may have 2,147,483,648; give --reward.memory-bytes \d+ or"):
+    with pytest.raises(ConfigError, match=r"its process may have 2,147,483,648; give --reward.memory-bytes \d+ or"):
         model.prepare()
     assert model._weights == ()
 
@@ -236,6 +236,15 @@ def test_reward_processes_load_it_and_score_as_here(directory, model, monkeypatc
     expected = [model(prompt, "b" * n) for n in range(100)]
     np.testing.assert_allclose([scores["model"] for scores in found], expected, atol=1e-5)
     assert {scores["model_version"] for scores in found} == {model.version}
+
+
+def test_a_model_that_a_reward_process_has_not_the_memory_for_is_refused_before_a_run(directory):
+    task = load_task(f"reverse?reward=model:{directory}")
+    with pytest.raises(
+        ConfigError, match=r"its process may have 1,073,741,824; give --reward.memory-bytes \d+ or more"
+    ):
+        task.check_config(RewardConfig(memory_bytes=2**30))
+    task.check_config(RewardConfig())
 
 
 @pytest.mark.slow

@@ -184,6 +184,26 @@ def test_a_reward_is_ended_after_its_time(open_pool, capsys):
     assert "no reward within 0.3 s (--reward.timeout-s)" in capsys.readouterr().out
 
 
+def test_a_pool_that_never_scored_says_what_came_of_its_attempts(open_pool):
+    with open_pool(RewardConfig(timeout_s=S, retries=1)) as pool:
+        assert pool.why_nothing_scored() is None  # nothing was tried
+        assert ask(pool, "raises").result(S) is None
+        assert pool.why_nothing_scored().endswith(
+            "All 2 attempts failed; see above why, and mend the task or its --reward settings."
+        )
+        future = ask(pool, "sleeps")
+        expire(pool, "sleeps")
+        until(lambda: pool._num_late == 1, "the deadline")
+        expire(pool, "sleeps")
+        assert future.result(S) is None
+        assert (
+            "All 4 attempts failed, 2 of them because they took longer than 100 s; raise --reward.timeout-s"
+            in pool.why_nothing_scored()
+        )
+        assert ask(pool, "length", "x").result(S) == {"reward": 1.0}
+        assert pool.why_nothing_scored() is None
+
+
 @pytest.mark.parametrize("text", ["loops", "sleeps"])
 def test_a_reward_that_never_ends_costs_its_worker_and_no_other_reward(open_pool, text):
     with open_pool() as pool:

@@ -7,6 +7,9 @@ from seedx.envs.text.judge import Judge
 from seedx.envs.text.load import load_task
 from seedx.envs.text.rewarded import Rewarded, Score
 from seedx.envs.text.task import MultiTurnTask, Prompt, Task
+from seedx.llm_config import LlmConfig
+from seedx.llm_setup import set_up
+from seedx.reward_config import RewardConfig
 
 OWN = """
 from seedx.envs.text.rewarded import Score
@@ -157,6 +160,22 @@ def test_a_judge_s_options_reach_it(tmp_path):
 def test_what_is_no_reward_is_refused(query, message):
     with pytest.raises(ConfigError, match=message):
         load_task(f"reverse?reward={query}")
+
+
+def test_a_judge_must_be_done_before_its_process_is_killed():
+    task = load_task("reverse?reward=task&reward=judge:127.0.0.1:9&timeout_s=12")
+    with pytest.raises(ConfigError, match=r"timeout_s \(12\) must be less than --reward.timeout-s \(10\)"):
+        task.check_config(RewardConfig())
+    with pytest.raises(ConfigError, match=r"must be less than --reward.timeout-s \(12\)"):
+        task.check_config(RewardConfig(timeout_s=12))
+    task.check_config(RewardConfig(timeout_s=12.5))
+    load_task("reverse?reward=judge:127.0.0.1:9").check_config(RewardConfig())
+
+
+def test_a_run_has_its_rewards_look_at_its_settings_before_it_opens_its_model():
+    config = LlmConfig(task="reverse?reward=judge:127.0.0.1:9", model="/nowhere", reward=RewardConfig(timeout_s=3))
+    with pytest.raises(ConfigError, match=r"must be less than --reward.timeout-s"):
+        set_up(config, lambda _: None)
 
 
 class Talker:

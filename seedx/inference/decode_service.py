@@ -131,7 +131,7 @@ class DecodeService:
         self._scheduler: Scheduler | None = None
         self._tokenizer: Tokenizer | None = None
         self._chat_template: ChatTemplate | None = None
-        self._why_not = "the model is being loaded; come again"
+        self._why_not = "the model is still being loaded, warmed up or compiled; come again"
         self._streams: set[DecodeStream] = set()
         self._inbox: deque[tuple[DecodeStream, int, Delta]] = deque()
         self._is_called = False  # whether the loop will look into the inbox

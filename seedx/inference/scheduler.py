@@ -126,6 +126,11 @@ class Scheduler:
         return self._weights.gap
 
     @property
+    def num_slots(self) -> int:
+        """Completions that are generated at a time, at most."""
+        return self._engine.plan.num_slots
+
+    @property
     def healthy(self) -> bool:
         """Whether requests are served."""
         return not (self._closing or self._ended.is_set() or self._crew.stop.is_set())

@@ -315,7 +315,6 @@ class Generation:
         job.drop_handles()
         job.handles.clear()
         if job.redundant:
-            self._metrics.count("rollout/redundant_dropped", job.redundant)
             self._metrics.count("rollout/redundant_used", sum(track.is_redundant for track in tracks))
         samples = [track.sample(self._reward(track, job.shaped)) for track in tracks]
         job.future.set_result(Group(job.position, np.array(job.tokens, np.int32), samples))

@@ -24,8 +24,9 @@ _MOST_TOLD = 10
 
 
 class _Line(NamedTuple):
-    """A line: `split` as it says, None if it does not."""
+    """A line: its number in the file, and `split` as it says, None if it does not."""
 
+    number: int
     prompt: Prompt
     split: Split | None
 
@@ -50,6 +51,9 @@ class JsonlTask:
     Args:
         path: Of the file, UTF-8.
 
+    Attributes:
+        prompt_lines: The line of each prompt of a split, from 1.
+
     Raises:
         ConfigError: it cannot be read, lines are wrong (all are named), or there is nothing to train on.
     """
@@ -59,7 +63,9 @@ class JsonlTask:
         lines = _read(path)
         for verifier in sorted({line.prompt.extra["verifier"] for line in lines}):
             check_verifier(verifier)
-        self._prompts, self._set_aside = _split(lines)
+        splits, self._set_aside = _split(lines)
+        self._prompts = {split: [line.prompt for line in found] for split, found in splits.items()}
+        self.prompt_lines = {split: [line.number for line in found] for split, found in splits.items()}
         if not self._prompts["train"]:
             raise ConfigError(
                 f'{path} has no prompt to train on: all {len(lines)} lines say "split": "test"; leave it out of some.'
@@ -82,19 +88,19 @@ class JsonlTask:
         return verify(extra["verifier"], prompt.answer, completion, extra.get("tests", ()))
 
 
-def _split(lines: Sequence[_Line]) -> tuple[dict[Split, list[Prompt]], bool]:
-    """The prompts of each split, and whether those for tests are others than those to train on."""
+def _split(lines: Sequence[_Line]) -> tuple[dict[Split, list[_Line]], bool]:
+    """The lines of each split, and whether those for tests are others than those to train on."""
     if any(line.split == "test" for line in lines):
-        train = [line.prompt for line in lines if line.split != "test"]
-        return {"train": train, "test": [line.prompt for line in lines if line.split == "test"]}, True
+        train = [line for line in lines if line.split != "test"]
+        return {"train": train, "test": [line for line in lines if line.split == "test"]}, True
     digests = [_digest(line.prompt) for line in lines]
     different = sorted(set(digests))
     if len(different) < _LEAST:
-        return {"train": [line.prompt for line in lines], "test": []}, False
+        return {"train": list(lines), "test": []}, False
     last = different[len(different) // 10 - 1]
-    splits: dict[Split, list[Prompt]] = {"train": [], "test": []}
+    splits: dict[Split, list[_Line]] = {"train": [], "test": []}
     for digest, line in zip(digests, lines, strict=True):
-        splits["test" if digest <= last else "train"].append(line.prompt)
+        splits["test" if digest <= last else "train"].append(line)
     return splits, True
 
 
@@ -113,7 +119,7 @@ def _read(path: str) -> list[_Line]:
     lines, wrong = [], []
     for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         try:
-            lines += [_parse(line)] if line.strip() else []
+            lines += [_parse(number, line)] if line.strip() else []
         except ConfigError as error:
             wrong.append(f"{path}:{number}: {error}")
     if wrong:
@@ -124,7 +130,7 @@ def _read(path: str) -> list[_Line]:
     return lines
 
 
-def _parse(line: bytes) -> _Line:
+def _parse(number: int, line: bytes) -> _Line:
     try:
         fields = json.loads(line.decode(), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
@@ -149,6 +155,7 @@ def _parse(line: bytes) -> _Line:
     answer = _text(fields, "answer") if verifier != "code" or "answer" in fields else ""
     _check_answer(verifier, answer)
     return _Line(
+        number,
         Prompt(
             text=_prompt(fields) if "prompt" in fields else "",
             messages=_messages(fields["messages"]) if "messages" in fields else (),

@@ -17,6 +17,7 @@ from seedx.envs.text.task import Prompt
 from seedx.inference import decode_pb2 as pb
 from seedx.inference import security
 from seedx.inference.decode_client import Completion, gather, generate
+from seedx.reward_config import RewardConfig
 
 _ANSWER = "The right answer:\n{answer}\n\n"
 TEMPLATE = (
@@ -95,6 +96,18 @@ class Judge:
         self._lowest, self._highest = lowest, highest
         self._max_tokens, self._timeout_s = max_tokens, timeout_s
         self._access = access or security.Access()
+
+    def check_config(self, config: RewardConfig) -> None:
+        """Refuses a deadline of rewards that comes before the judge's own.
+
+        Raises:
+            ConfigError: it does.
+        """
+        require(
+            self._timeout_s < config.timeout_s,
+            f"the judge's timeout_s ({self._timeout_s:g}) must be less than --reward.timeout-s ({config.timeout_s:g}), "
+            "at which its process is killed with all that it waits for; raise the flag, or lower the judge's.",
+        )
 
     def __call__(self, prompt: Prompt, completion: str) -> Score:
         """The grade of a completion.

@@ -9,6 +9,7 @@ import numpy as np
 
 from seedx.checks import require
 from seedx.envs.counter_rng import draw
+from seedx.envs.text.blame import blame
 from seedx.envs.text.task import Prompt
 
 
@@ -57,6 +58,7 @@ class PromptSource:
 
         Raises:
             ValueError: the position is negative.
+            ConfigError: the task fails at making the prompt.
         """
         if position < 0:
             raise ValueError(f"a position ({position}) must not be negative.")
@@ -66,7 +68,8 @@ class PromptSource:
             order = self._order(epoch)
             self._kept = (epoch, order)
         uid = int(order[index])
-        return Taken(epoch, uid, self._prompts[uid])
+        with blame(f"prompt {uid} of the task"):
+            return Taken(epoch, uid, self._prompts[uid])
 
     def _order(self, epoch: int) -> np.ndarray:
         """A permutation, int64 `[N]`: the prompts by a number drawn for each and epoch."""

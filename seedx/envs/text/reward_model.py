@@ -19,9 +19,10 @@ import numpy as np
 from seedx import compilation_cache
 from seedx.bpe import from_json
 from seedx.chat import template_from_directory
-from seedx.checks import ConfigError, require
+from seedx.checks import require
 from seedx.envs.text.task import Prompt
 from seedx.networks.hf_score import open_score_model, scores
+from seedx.reward_config import RewardConfig
 
 _LEAST_LENGTH = 64  # of a row
 _MOST_ROWS = 8  # of one launch
@@ -60,6 +61,14 @@ class RewardModel:
         self._weights: tuple[Any, ...] = ()  # params and head
         self._programs: dict[tuple[int, int], Callable[..., Any]] = {}
         self.version: int | None = None
+
+    def check_config(self, config: RewardConfig) -> None:
+        """Refuses processes that have not the memory.
+
+        Raises:
+            ConfigError: they have not.
+        """
+        self._require_memory(config.memory_bytes)
 
     def prepare(self) -> None:
         """Loads the weights and compiles, which takes from seconds to minutes; the first score would do it too.
@@ -144,21 +153,23 @@ class RewardModel:
         """Weights, and programs for one text; the first call does it."""
         if self.version is not None:
             return
-        self._check_memory()
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit not in (resource.RLIM_INFINITY, -1):
+            self._require_memory(limit)
         compilation_cache.use()
         self._weights = self._model.load()
         for length in self._lengths():
             self._program(1, length)
         self.version = _checksum(self._model.files)
 
-    def _check_memory(self) -> None:
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    def _require_memory(self, limit: int) -> None:
+        """Refuses a limit of address space, bytes, that the model does not fit into."""
         needed = int(4 * self._model.num_params * _WEIGHTS_COPIES) + _BASE_BYTES
-        if limit not in (resource.RLIM_INFINITY, -1) and needed > limit:
-            raise ConfigError(
-                f"the reward model {self._path} needs about {needed:,} bytes of address space, and this process may "
-                f"have {limit:,}; give --reward.memory-bytes {needed} or more."
-            )
+        require(
+            needed <= limit,
+            f"the reward model {self._path} needs about {needed:,} bytes of address space, and its process may have "
+            f"{limit:,}; give --reward.memory-bytes {needed} or more.",
+        )
 
 
 def _checksum(files: Sequence[Path]) -> int:

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from seedx.checks import ConfigError
+from seedx.envs.text.blame import describe
 from seedx.envs.text.guardian import fork_under_guardian
 from seedx.envs.text.task import Prompt, Scores, Task
 
-_MAX_TEXT = 2000  # characters of an error
 _FIRST_FD = 10  # so that no standard stream is hit
 
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
             prepare()
     except BaseException as error:
         traceback.print_exc()
-        _write(replies, {"fatal": _describe(error), "final": isinstance(error, ConfigError)})
+        _write(replies, {"fatal": describe(error), "final": isinstance(error, ConfigError)})
         return 2
     _write(replies, {"ready": True, "waits": waits})
     if waits:
@@ -113,7 +113,7 @@ def _answer(task: Task, request: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result = {"scores": as_scores(task.reward(prompt, request["completion"]))}
     except BaseException as error:  # SystemExit too: the task failed, the worker did not.
-        result = {"error": _describe(error)}
+        result = {"error": describe(error)}
     if os.getpid() != process:  # A child that the task forked and that came back here: the request is its parent's.
         os._exit(0)
     return {"id": request["id"], "seconds": time.monotonic() - started, **result}
@@ -163,13 +163,6 @@ def as_reply(reply: Any) -> str | None:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
-
-
-def _describe(error: BaseException) -> str:
-    """The last line of the traceback and where it was raised."""
-    said = traceback.format_exception_only(error)[-1].strip()[:_MAX_TEXT]
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{said} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else said
 
 
 def _write(replies: BinaryIO, reply: Mapping[str, Any]) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from seedx.envs.text.task import Prompt, Split, Task
+from seedx.reward_config import RewardConfig
 
-_OF_THE_TASK = ("max_tokens", "demonstrate", "reply")
+_OF_THE_TASK = ("max_tokens", "demonstrate", "reply", "prompt_lines")
 
 
 class Score(NamedTuple):
@@ -25,6 +26,8 @@ class RewardFunction(Protocol):
         version: A number, or a text that is one; of functions that return no `Score`.
         reward_waits: As of tasks: whether it mostly waits.
         prepare: () -> None, called in each process that computes rewards, before the first one.
+        check_config: (RewardConfig) -> None, called before all else of a run: raises ConfigError where the function
+            cannot work with these settings.
     """
 
     def __call__(self, prompt: Prompt, completion: str) -> float | Score:
@@ -61,6 +64,7 @@ class Rewarded:
         unweighted = {f"{name}_version": 0.0 for name in rewards}
         self.reward_weights: Mapping[str, float] = {**own_weights, **unweighted, **(weights or {})}
         self._prepares = [source.prepare for source in sources if hasattr(source, "prepare")]
+        self._checks = [reward.check_config for reward in rewards.values() if hasattr(reward, "check_config")]
         for name in _OF_THE_TASK:  # as attributes, which a look for the protocol finds
             if hasattr(task, name):
                 setattr(self, name, getattr(task, name))
@@ -68,6 +72,15 @@ class Rewarded:
     def prompts(self, split: Split) -> Sequence[Prompt]:
         """Those of the task."""
         return self._task.prompts(split)
+
+    def check_config(self, config: RewardConfig) -> None:
+        """Has the functions refuse what they cannot work with.
+
+        Raises:
+            ConfigError: one of them does.
+        """
+        for check in self._checks:
+            check(config)
 
     def prepare(self) -> None:
         """Has what computes rewards load what it needs."""

@@ -72,6 +72,7 @@ class RewardPool:
         self._awake, self._closed = True, False
         self._ids = itertools.count()
         self._said: set[str] = set()
+        self._num_scored = self._num_failed = self._num_late = 0  # rewards, attempts, those past the deadline
         self._wake_reads, self._wake_writes = os.pipe()
         self._workers = [RewardProcess(task_name, config) for _ in range(config.workers)]
         if config.sandbox == "unsafe":
@@ -112,6 +113,18 @@ class RewardPool:
             if asleep:
                 os.write(self._wake_writes, b"w")
         return future
+
+    def why_nothing_scored(self) -> str | None:
+        """Why there is no reward though some were tried; None: there is one, or no attempt has failed yet."""
+        if self._num_scored or not self._num_failed:
+            return None
+        late = (
+            f", {self._num_late:,} of them because they took longer than {self._config.timeout_s:g} s; raise "
+            "--reward.timeout-s, or mend the task"
+            if self._num_late
+            else "; see above why, and mend the task or its --reward settings"
+        )
+        return f"no completion of task {self._task} was scored. All {self._num_failed:,} attempts failed{late}."
 
     def close(self) -> None:
         """Kills the workers and cancels what is open; returns when there is no process left."""
@@ -217,6 +230,7 @@ class RewardPool:
         if late:
             others = [request for request in self._kill(worker) if request not in late]
             self._metrics.count("reward/timeouts", len(late))
+            self._num_late += len(late)
             self._give_back(others)
             for request in late:
                 self._fail(request, f"no {request.kind} within {self._config.timeout_s:g} s (--reward.timeout-s)")
@@ -258,6 +272,7 @@ class RewardPool:
     def _fail(self, request: Request, why: str) -> None:
         """Notes a failed attempt, and has it repeated or gives it up."""
         self._metrics.count("reward/failed")
+        self._num_failed += 1
         if why not in self._said and len(self._said) < _KINDS_SAID:
             self._said.add(why)
             last = "; others are only counted (reward/failed)" if len(self._said) == _KINDS_SAID else ""
@@ -272,6 +287,7 @@ class RewardPool:
 
     def _settle(self, request: Request, result: Scores | Reply | None) -> None:
         self._metrics.time(f"{request.kind}/latency", time.monotonic() - request.submitted_at)
+        self._num_scored += request.kind == "reward" and result is not None
         with contextlib.suppress(InvalidStateError):  # Its owner has cancelled it.
             request.future.set_result(result)
 
