@@ -264,7 +264,7 @@ class TextLearner:
         )
 
 
-_DTYPES = (np.int32, np.int32, np.int32, bool, bool, *[np.float32] * 6)
+_DTYPES = (*[np.int32] * 5, bool, bool, *[np.float32] * 6)
 
 
 def _before(model: Model, settings: GrpoConfig, params: Tree, head: Tree, batch: TokenBatch) -> dict[str, jax.Array]:
