@@ -219,10 +219,10 @@ def features(
 ) -> tuple[Float[Array, "B L D"], Cache | None]:
     """What the output makes logits of, and the cache after the call.
 
-    Without a cache a token sees the tokens before it in its row that have its segment (packed rows; 0 is padding) or
-    its parent. With a cache, keys and values are first written at `positions` (one at or beyond its length writes nothing); then a token
-    sees entries up to its own position. What lies beyond counts nothing. So a prompt in one piece or in chunks, one
-    token of each row, and a check of guessed tokens are all the same call.
+    Without a cache a token sees the tokens before it in its row that have its segment (packed rows; 0 is padding), or
+    are its parent's. With a cache, keys and values are first written at `positions` (one at or beyond its length writes
+    nothing); then a token sees entries up to its own position. What lies beyond counts nothing. So a prompt in one
+    piece or in chunks, one token of each row, and a check of guessed tokens are all the same call.
 
     Args:
         config: Of the model.
