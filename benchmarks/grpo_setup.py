@@ -23,7 +23,7 @@ from seedx.envs.text.prompts import PromptSource
 from seedx.envs.text.rewards import RewardPool
 from seedx.envs.text.rollouts import Pace, Rollouts
 from seedx.grpo_config import GrpoConfig, TextLearnerConfig
-from seedx.learner.text_learner import Shapes, TextLearner
+from seedx.learner.text_learner import TextLearner, shapes_of
 from seedx.learner.token_logprobs import Model
 from seedx.learner.trainable import Trainable
 from seedx.llm_config import LlmConfig
@@ -125,8 +125,7 @@ class Run:
 def make_learner(setup: Setup, params: object, publish: Callable[[int, object], None], metrics: Metrics) -> TextLearner:
     """A learner of the tiny model, compiled."""
     model, settings = Model(TINY), GrpoConfig(group_size=GROUP_SIZE)
-    length = PROMPT_TOKENS + NEW_TOKENS
-    shapes = Shapes(NEW_TOKENS, length, GROUPS * GROUP_SIZE)
+    shapes = shapes_of(LEARNER, GROUP_SIZE, PROMPT_TOKENS, NEW_TOKENS, sharding.row_groups(setup.mesh))
     loss = partial(grpo_loss, model, settings)
     directory = Path(tempfile.gettempdir())
     trainable = Trainable(TINY, setup.mesh)

@@ -96,7 +96,10 @@ class Bare:
         return time.perf_counter() - start
 
     def update_flops(self) -> float:
-        """Of one update: forward and backward, 6 for each parameter and token, and attention."""
+        """Of one update: forward and backward, 6 for each parameter and token, and attention.
+
+        Rows hold one text: completions are too long beside their prompts to share them.
+        """
         params = sum(leaf.size for leaf in jax.tree.leaves(self._learner.state.params))
         length = PROMPT_TOKENS + NEW_TOKENS
         tokens = GROUPS * GROUP_SIZE * length

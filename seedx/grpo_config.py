@@ -159,7 +159,8 @@ class TextLearnerConfig:
     Attributes:
         batch_size: Groups of an update.
         microbatches: Parts that the largest batch is computed in, one after the other; smaller ones take fewer.
-        row_tokens: Tokens of the rows that sequences are packed into; 0: of the longest sequence there may be.
+        row_tokens: Tokens of the rows that sequences are packed into, which share a prompt in a row; 0: of two of the
+            longest prompts, or of the longest sequence there may be if that is more.
         learning_rate: Adam's, after `warmup_updates`.
         warmup_updates: Updates over which it rises from 0.
         beta1: Adam's decay of the mean.

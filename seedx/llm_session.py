@@ -90,7 +90,7 @@ class LlmSession:
         from seedx import sharding
         from seedx.agents.grpo import grpo_loss
         from seedx.checkpoint import Checkpointer
-        from seedx.learner.text_learner import Shapes, TextLearner, rows_of_a_part
+        from seedx.learner.text_learner import TextLearner, shapes_of
         from seedx.learner.token_logprobs import Model
         from seedx.learner.trainable import Trainable
         from seedx.llm_resume import Progress, resume_llm_run
@@ -99,9 +99,8 @@ class LlmSession:
         config, learner, setup = self._config, self._config.learner, self._setup
         params, self._initial_params = self._initial_params, None  # of the warm start; there is no room for both
         self._policy = Model(setup.config, config.rollout.temperature, learner.dtype, learner.remat)
-        row_tokens = max(learner.row_tokens // setup.length, 1) * setup.length
         row_groups = sharding.row_groups(setup.mesh)
-        rows = rows_of_a_part(learner, config.grpo.group_size, row_tokens // setup.length, row_groups)
+        group_size, max_tokens = config.grpo.group_size, setup.max_tokens
         self.learner = TextLearner(
             self._policy,
             partial(grpo_loss, self._policy, config.grpo),
@@ -117,7 +116,7 @@ class LlmSession:
             learner,
             setup.mesh,
             params,
-            Shapes(setup.max_tokens, row_tokens, rows),
+            shapes_of(learner, group_size, setup.max_prompt_tokens, max_tokens, row_groups),
             self._publish,
             self._metrics,
             self._run_dir,

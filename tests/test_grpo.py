@@ -331,9 +331,8 @@ def test_what_is_not_trained_on_has_no_part_in_the_gradient_of_a_model(loss):
             for name in ("advantage", "behaviour", "old", "weight")
         },
     )
-    unscored = (batch.segments > 0) & ~np.isin(
-        _row_and_segment(batch), np.unique(_row_and_segment(batch)[batch.trained])
-    )
+    completions = batch.segments != batch.parents
+    unscored = completions & ~np.isin(_row_and_segment(batch), np.unique(_row_and_segment(batch)[batch.trained]))
     assert unscored.any()
     spoilt.tokens[unscored] += 1
     want, got = (program(make_params(0, SMALL), make_params(1, SMALL), which) for which in (batch, spoilt))

@@ -18,7 +18,7 @@ from seedx.checks import ConfigError
 from seedx.grpo_config import GrpoConfig, TextLearnerConfig
 from seedx.learner.learner import NonFiniteError
 from seedx.learner.text_batch import pack_batch, sequences_of
-from seedx.learner.text_learner import Shapes, TextLearner, rows_of_a_part
+from seedx.learner.text_learner import TextLearner, shapes_of
 from seedx.learner.token_logprobs import Model
 from seedx.learner.trainable import Trainable
 from seedx.lora_config import LoraConfig
@@ -199,7 +199,7 @@ class Bench:
             config,
             self.mesh,
             self.base,
-            Shapes(8, TOKENS, rows_of_a_part(config, 4, 1, sharding.row_groups(self.mesh))),
+            shapes_of(config, 4, 4, 8, sharding.row_groups(self.mesh)),
             lambda version, params: self.published.append((version, params)),
             self.metrics,
             run_dir,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from text_fakes import take
 
-from seedx.learner.packing import microbatches, pack, place, positions_and_segments
+from seedx.learner.packing import lay_out, microbatches, pack, place
 from seedx.learner.text_batch import TokenBatch
 
 L = 16
@@ -33,19 +33,18 @@ def test_every_token_has_one_place(lengths, multiple):
 @given(lengths=lengths_lists)
 def test_positions_and_segments_tell_sequences_apart(lengths):
     packing = pack(lengths, L)
-    positions, segments = positions_and_segments(packing)
-    assert positions.dtype == segments.dtype == np.int32
-    numbers = [[] for _ in range(packing.num_rows)]
+    layout = lay_out(packing)
     for length, row, start in zip(lengths, packing.rows, packing.starts, strict=True):
-        np.testing.assert_array_equal(positions[row, start : start + length], np.arange(length))
-        (number,) = np.unique(segments[row, start : start + length])
-        numbers[row].append((start, number))
-    for found in numbers:  # from 1, from left to right
-        assert [number for _, number in sorted(found)] == list(range(1, len(found) + 1))
+        own = slice(start, start + length)
+        np.testing.assert_array_equal(layout.positions[row, own], np.arange(length))
+        np.testing.assert_array_equal(layout.before[row, own], [0, *range(start, start + length - 1)])
+        for leaf in (layout.segments, layout.parents):
+            np.testing.assert_array_equal(leaf[row, own], start + 1)
     padding = np.ones((packing.num_rows, L), bool)
     padding.ravel()[packing.places] = False
-    np.testing.assert_array_equal(segments[padding], 0)
-    np.testing.assert_array_equal(positions[padding], 0)
+    for leaf in layout:
+        assert leaf.dtype == np.int32
+        np.testing.assert_array_equal(leaf[padding], 0)
 
 
 def first_fit(lengths):
@@ -78,9 +77,71 @@ def test_a_worked_example():
         place(packing, np.arange(1, 11, dtype=np.float32)),
         [[3, 4, 5, 6, 7, 0], [8, 9, 10, 1, 2, 0], [0] * 6],
     )
-    positions, segments = positions_and_segments(packing)
+    positions, segments, parents, before = lay_out(packing)
     np.testing.assert_array_equal(positions, [[0, 1, 2, 3, 4, 0], [0, 1, 2, 0, 1, 0], [0] * 6])
-    np.testing.assert_array_equal(segments, [[1, 1, 1, 1, 1, 0], [1, 1, 1, 2, 2, 0], [0] * 6])
+    np.testing.assert_array_equal(segments, [[1, 1, 1, 1, 1, 0], [1, 1, 1, 4, 4, 0], [0] * 6])
+    np.testing.assert_array_equal(parents, segments)
+    np.testing.assert_array_equal(before, [[0, 0, 1, 2, 3, 0], [0, 0, 1, 0, 3, 0], [0] * 6])
+
+
+# ---- sequences that begin with the same prompt
+
+
+@st.composite
+def shared(draw):
+    """Prompts `[P]` and whole lengths `[N]`, none longer than a row."""
+    per_prompt = draw(st.integers(1, 5))
+    prompts = draw(st.lists(st.integers(1, L - 1), min_size=1, max_size=6))
+    rest = [draw(st.integers(1, L - prompt)) for prompt in prompts for _ in range(per_prompt)]
+    return np.array(prompts), np.repeat(prompts, per_prompt) + rest
+
+
+@given(case=shared())
+def test_sequences_of_a_prompt_have_it_in_common_and_nothing_else(case):
+    prompts, lengths = case
+    packing = pack(lengths, L, prompts=prompts)
+    row_of, owner = packing.places // L, {}
+    families = set()
+    for i, of_sequence in enumerate(np.split(np.arange(lengths.sum()), np.cumsum(lengths)[:-1])):
+        number = i // (len(lengths) // len(prompts))
+        assert len(set(row_of[of_sequence])) == 1
+        for position, place_of in enumerate(packing.places[of_sequence]):
+            token = (number, position) if position < prompts[number] else (number, position, i)
+            assert owner.setdefault(place_of, token) == token
+        families.add((number, packing.places[of_sequence][0]))
+    rest = lengths - np.repeat(prompts, len(lengths) // len(prompts))
+    assert len(owner) == rest.sum() + sum(prompts[number] for number, _ in families)
+
+
+@given(case=shared())
+def test_a_family_has_as_many_as_fit(case):
+    """One for each prompt, but where it is too long: then the first of the next would not have fitted."""
+    prompts, lengths = case
+    packing, per_prompt = pack(lengths, L, prompts=prompts), len(lengths) // len(prompts)
+    of = list(zip(packing.rows, packing.prompt_starts, strict=True))
+    for i in range(len(lengths)):
+        own = lengths[i] - prompts[i // per_prompt]
+        if i % per_prompt and of[i] != of[i - 1]:
+            assert packing.starts[i - 1] + lengths[i - 1] - prompts[i // per_prompt] - of[i - 1][1] + own > L
+        elif i % per_prompt:
+            assert packing.starts[i] == packing.starts[i - 1] + lengths[i - 1] - prompts[i // per_prompt]
+
+
+def test_families_worked_by_hand():
+    """Prompts of 2 and 1 tokens; 3, 1, 2 and 1, 1, 1 follow them. The first family is a token too long for a row."""
+    tokens = np.array([1, 2, 3, 4, 5, 1, 2, 6, 1, 2, 7, 8, 11, 12, 11, 13, 11, 14])
+    packing = pack(np.array([5, 3, 4, 2, 2, 2]), 7, prompts=np.array([2, 1]))
+    np.testing.assert_array_equal(
+        place(packing, tokens), [[1, 2, 3, 4, 5, 6, 0], [1, 2, 7, 8, 0, 0, 0], [11, 12, 13, 14, 0, 0, 0]]
+    )
+    layout = lay_out(packing)
+    for name, want in {
+        "positions": [[0, 1, 2, 3, 4, 2, 0], [0, 1, 2, 3, 0, 0, 0], [0, 1, 1, 1, 0, 0, 0]],
+        "segments": [[1, 1, 3, 3, 3, 6, 0], [1, 1, 3, 3, 0, 0, 0], [1, 2, 3, 4, 0, 0, 0]],
+        "parents": [[1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0]],
+        "before": [[0, 0, 1, 2, 3, 1, 0], [0, 0, 1, 2, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0]],
+    }.items():
+        np.testing.assert_array_equal(getattr(layout, name), want, err_msg=name)
 
 
 @pytest.mark.parametrize("dtype", [bool, np.int32, np.float32])

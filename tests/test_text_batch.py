@@ -137,28 +137,30 @@ def test_packed_rows_hold_the_sequences(row_tokens):
     sequences = sequences_of(random_items(1), config)
     batch, packing = packed(random_items(1), config, max_tokens=8, row_tokens=row_tokens, rows_multiple=3)
     shape = (packing.num_rows, row_tokens)
-    dtypes = (np.int32, np.int32, np.int32, bool, bool, *[np.float32] * 6)
+    dtypes = (*[np.int32] * 5, bool, bool, *[np.float32] * 6)
     assert [(leaf.shape, leaf.dtype) for leaf in batch] == [(shape, dtype) for dtype in dtypes]
     assert packing.num_rows % 3 == 0
     np.testing.assert_array_equal(take(packing, batch.tokens), sequences.tokens)
-    np.testing.assert_array_equal(take(packing, batch.advantage), np.repeat(sequences.advantages, sequences.lengths))
+    advantages = np.repeat(sequences.advantages, sequences.lengths)
+    np.testing.assert_array_equal(take(packing, batch.advantage)[sequences.sampled], advantages[sequences.sampled])
     for leaf in (batch.behaviour, batch.old):
         np.testing.assert_array_equal(take(packing, leaf), sequences.logprobs)
     assert not np.any(batch.value)
     assert not np.any(batch.target)
     ids, count = sequence_ids(batch)
     assert 0 <= int(ids.min()) <= int(ids.max()) < count
-    numbers = [set(part) for part in parts_of(sequences, take(packing, np.asarray(ids)))]
+    own = np.where(packing.in_prompt, -1, take(packing, np.asarray(ids)))
+    numbers = [set(part) - {-1} for part in parts_of(sequences, own)]
     assert all(len(number) == 1 for number in numbers)
     assert len(set.union(*numbers)) == len(sequences.lengths)  # one for each, whatever row it is in
 
 
 def test_the_most_sequences_that_a_row_may_hold_have_ids_of_their_own():
-    items = items_of(*[([1], [Completion([2]), Completion([3])])] * 4)
-    batch, packing = packed(items, GrpoConfig(group_size=2), max_tokens=1, rows_multiple=1)
+    items = items_of(*[([1], [Completion([2])] * 7)] * 2)
+    batch, packing = packed(items, GrpoConfig(group_size=7), max_tokens=1, rows_multiple=1)
     assert packing.num_rows == 2
     ids, count = sequence_ids(batch)
-    assert len(np.unique(ids)) == 8
+    assert len(np.unique(ids)) == 16  # two prompts, too
     assert int(ids.max()) < count
 
 

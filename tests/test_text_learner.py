@@ -1,5 +1,6 @@
 """The learner of an LLM run: what it counts and publishes, what it keeps of a bad batch, and that it compiles once."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -17,7 +18,7 @@ from seedx.grpo_config import GrpoConfig, TextLearnerConfig
 from seedx.learner.learner import NonFiniteError
 from seedx.learner.packing import pack
 from seedx.learner.text_batch import pack_batch, sequences_of
-from seedx.learner.text_learner import Shapes, TextLearner, means, rows_of_a_part
+from seedx.learner.text_learner import Shapes, TextLearner, means, shapes_of
 from seedx.learner.trainable import Trainable
 from seedx.metrics import Metrics
 from seedx.replay.items import choose
@@ -30,18 +31,35 @@ TOKENS = 16  # L
 
 @given(
     groups=st.integers(1, 12),
-    group_size=st.integers(2, 5),
+    group_size=st.integers(1, 5),
     parts=st.integers(1, 5),
-    per_row=st.integers(1, 4),
+    row_tokens=st.integers(0, 250),
+    most=st.tuples(st.integers(1, 40), st.integers(1, 20)),  # of a prompt, of a completion
     row_groups=st.sampled_from([1, 2, 8]),
     seed=st.integers(0, 100),
 )
-def test_any_batch_fits_the_parts(groups, group_size, parts, per_row, row_groups, seed):
-    config = TextLearnerConfig(batch_size=groups, microbatches=parts)
-    rows = rows_of_a_part(config, group_size, per_row, row_groups)
-    assert rows % row_groups == 0
-    lengths = np.random.default_rng(seed).integers(1, 17, groups * group_size)
-    assert pack(lengths, 16 * per_row, rows).num_rows <= parts * rows
+def test_any_batch_fits_the_parts(groups, group_size, parts, row_tokens, most, row_groups, seed):
+    config = TextLearnerConfig(batch_size=groups, microbatches=parts, row_tokens=row_tokens)
+    shapes = shapes_of(config, group_size, *most, row_groups)
+    assert shapes.rows % row_groups == 0
+    assert shapes.row_tokens >= max(row_tokens, sum(most))
+    rng = np.random.default_rng(seed)
+    least = rng.integers(1, np.array(most) + 1)  # from any lengths to all as long as they may be
+    prompts = rng.integers(least[0], most[0] + 1, groups)
+    lengths = np.repeat(prompts, group_size) + rng.integers(least[1], most[1] + 1, groups * group_size)
+    packing = pack(lengths, shapes.row_tokens, shapes.rows, prompts=prompts)
+    assert packing.num_rows <= parts * shapes.rows
+
+
+def test_shapes_worked_by_hand():
+    """Rows of two prompts of 64, which hold four completions of 16, or what was asked for."""
+    config = TextLearnerConfig(batch_size=4, microbatches=2)
+    assert shapes_of(config, 8, 64, 16, 1) == Shapes(16, 128, 4)
+    assert shapes_of(config, 8, 64, 16, 8) == Shapes(16, 128, 8)
+    assert shapes_of(config, 2, 64, 16, 1) == Shapes(16, 96, 2)  # no group is longer
+    assert shapes_of(config, 8, 16, 64, 1) == Shapes(64, 80, 16)  # one text, whose prompt is short
+    assert shapes_of(dataclasses.replace(config, row_tokens=200), 8, 64, 16, 1) == Shapes(16, 208, 2)
+    assert shapes_of(dataclasses.replace(config, row_tokens=400), 8, 64, 16, 1) == Shapes(16, 400, 1)
 
 
 def test_figures_are_means_over_tokens():
@@ -89,7 +107,7 @@ class Bench:
             config,
             mesh,
             params,
-            Shapes(8, TOKENS, rows_of_a_part(config, 4, 1, devices)),
+            shapes_of(config, 4, 4, 8, devices),
             lambda version, params: self.published.append((version, params)),
             self.metrics,
             run_dir,

@@ -12,7 +12,7 @@ from decode_harness import make_params as make_sharp_params
 from text_fakes import take
 
 from seedx.learner import token_logprobs as module
-from seedx.learner.packing import pack, place, positions_and_segments
+from seedx.learner.packing import lay_out, pack, place
 from seedx.learner.token_logprobs import token_logprobs
 
 pytestmark = pytest.mark.slow  # many compilations, or whole pipelines
@@ -24,10 +24,16 @@ FIRSTS = np.cumsum(LENGTHS) - LENGTHS
 TOLD = ~np.isin(np.arange(len(TOKENS)), FIRSTS)  # tokens with others before them
 L = 24
 SMALL = dataclasses.replace(CONFIG, num_layers=1, width=16, num_heads=2, num_kv_heads=1, ffn_width=16)
+
+
+def rows_of_one(starts):
+    return pack(LENGTHS, L)._replace(rows=np.arange(7), prompt_starts=starts, starts=starts, num_rows=7)
+
+
 LAYOUTS = {
     "packed": pack(LENGTHS, L),
-    "padded": pack(LENGTHS, L)._replace(rows=np.arange(7), starts=np.zeros(7, int), num_rows=7),
-    "at the end of a row": pack(LENGTHS, L)._replace(rows=np.arange(7), starts=L - LENGTHS, num_rows=7),
+    "padded": rows_of_one(np.zeros(7, int)),
+    "at the end of a row": rows_of_one(L - LENGTHS),
 }
 
 
@@ -37,7 +43,7 @@ def make_params(seed, config=CONFIG):
 
 
 def rows_of(packing):
-    return (place(packing, TOKENS), *positions_and_segments(packing))
+    return (place(packing, TOKENS), *lay_out(packing))
 
 
 @functools.cache
@@ -98,16 +104,17 @@ def test_without_weights_every_token_is_as_likely():
 
 def test_tokens_of_other_sequences_and_padding_have_no_influence():
     packing = LAYOUTS["packed"]
-    tokens, positions, segments = rows_of(packing)
+    tokens, positions, segments, parents, before_each = rows_of(packing)
     assert (segments == 0).any()
-    before = program()(make_params(0), tokens, positions, segments)
-    for row, segment in [(0, 1), (0, 2), (1, 2)]:
+    before = program()(make_params(0), tokens, positions, segments, parents, before_each)
+    for row, number in [(0, 0), (0, 1), (1, 1)]:
+        segment = np.unique(segments[row][segments[row] > 0])[number]
         own = (np.arange(packing.num_rows)[:, None] == row) & (segments == segment)
         assert own.any()
         assert (segments[row] != segment).any()
         other = np.where(own, tokens, (tokens + 17) % CONFIG.vocab_size)
         elsewhere = np.where(own | (segments > 0), positions, 5)
-        after = program()(make_params(0), other, elsewhere, segments)
+        after = program()(make_params(0), other, elsewhere, segments, parents, before_each)
         told = own & (positions > 0)
         for a, b in zip(before, after, strict=True):
             np.testing.assert_array_equal(np.asarray(a)[told], np.asarray(b)[told])

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from seedx.checks import ConfigError
+from seedx.networks import transformer
 from seedx.networks.transformer import (
     abstract_params,
     apply,
@@ -128,6 +129,20 @@ def test_packed_texts_are_as_if_alone():
     second = compiled(config)(params_of(config), TOKENS[:, cut:-2], POSITIONS[:, : L - cut - 2])[0]
     np.testing.assert_allclose(packed[:, cut:-2], second, atol=2e-5)
     assert np.isfinite(packed).all()  # padding too: its gradient is zero times this
+
+
+def test_a_token_sees_its_own_segment_and_its_parents():
+    """Two families in a row, the second without a parent, and padding; token by token."""
+    segments = np.array([[1, 1, 1, 4, 4, 6, 7, 7, 9, 9, 0, 0]])
+    parents = np.array([[1, 1, 1, 1, 1, 1, 7, 7, 9, 9, 0, 0]])
+    positions = np.array([[0, 1, 2, 3, 4, 3, 0, 1, 0, 1, 0, 0]])
+    masks = transformer._masks(EVERYTHING, *map(jnp.asarray, (positions, segments, parents)), None)
+    for i, j in np.ndindex(L, L):
+        full = j <= i and segments[0, j] in (segments[0, i], parents[0, i])
+        assert bool(masks[0][0, i, j]) == full
+        assert bool(masks[1][0, i, j]) == (full and positions[0, i] - positions[0, j] < 4)
+    none = transformer._masks(EVERYTHING, jnp.asarray(positions), jnp.asarray(segments), None, None)
+    assert not none[0][0, 3:6, :3].any()
 
 
 def reached(config):

@@ -21,7 +21,7 @@ from seedx.grpo_config import GrpoConfig, TextLearnerConfig
 from seedx.learner.learner import NonFiniteError
 from seedx.learner.text_batch import pack_batch, sequences_of
 from seedx.learner.text_gae import with_gae
-from seedx.learner.text_learner import Shapes, TextLearner, rows_of_a_part
+from seedx.learner.text_learner import TextLearner, shapes_of
 from seedx.learner.token_logprobs import Model
 from seedx.learner.trainable import Trainable
 from seedx.learner.value_head import head_values, init_head, value_figures, value_sums
@@ -105,10 +105,10 @@ def test_nothing_is_explained_where_all_targets_are_equal(target):
     assert value_figures({name: float(leaf) / 50 for name, leaf in sums.items()})["explained_variance"] == 0.0
 
 
-def test_a_value_is_of_the_state_before_its_token_and_a_fresh_head_knows_nothing():
+def test_a_value_is_linear_in_the_state_and_a_fresh_head_knows_nothing():
     x = np.arange(12, dtype=np.float32).reshape(1, 4, 3)
     head = {"weight": jnp.float32([1.0, 0.0, 2.0]), "bias": jnp.float32(0.5)}
-    np.testing.assert_array_equal(head_values(head, jnp.asarray(x))[0, 1:], [4.5, 13.5, 22.5])
+    np.testing.assert_array_equal(head_values(head, jnp.asarray(x))[0], [4.5, 13.5, 22.5, 31.5])
     assert head_values(head, jnp.asarray(x, jnp.bfloat16)).dtype == jnp.float32
     assert not np.any(head_values(init_head(3), jnp.asarray(x)))
 
@@ -254,7 +254,7 @@ class Bench:
             config,
             self.mesh,
             params,
-            Shapes(8, TOKENS, rows_of_a_part(config, 4, 1, sharding.row_groups(self.mesh))),
+            shapes_of(config, 4, 4, 8, sharding.row_groups(self.mesh)),
             lambda version, params: self.published.append((version, params)),
             self.metrics,
             run_dir,

@@ -88,11 +88,11 @@ class Bigram(Model):
     """Whose parameters `[V, V]` are the logits after each token."""
 
     def logprobs(self, params, batch):
-        logprobs = jax.nn.log_softmax(params["table"][jnp.asarray(batch.tokens)] / self.temperature)
-        following = jnp.roll(jnp.asarray(batch.tokens), -1, axis=1)
+        tokens = jnp.asarray(batch.tokens)
+        before = jnp.take_along_axis(tokens, jnp.asarray(batch.before), axis=1)
+        logprobs = jax.nn.log_softmax(params["table"][before] / self.temperature)
         entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
-        said = jnp.take_along_axis(logprobs, following[..., None], axis=-1)[..., 0]
-        return jnp.roll(said, 1, axis=1), jnp.roll(entropy, 1, axis=1)
+        return jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0], entropy
 
 
 def take(packing, rows):

@@ -14,17 +14,19 @@ from jax import Array
 from seedx.grpo_config import GrpoConfig
 from seedx.learner import advantages as adv
 from seedx.learner.aggregation import sequence_weights
-from seedx.learner.packing import Packing, pack, place, positions_and_segments
+from seedx.learner.packing import Packing, lay_out, pack, place
 from seedx.replay.items import Ragged
 
 
 class TokenBatch(NamedTuple):
-    """Packed rows, leaves `[R, L]`, NumPy or on the devices; all but the first three mean nothing where `weight` is 0.
+    """Packed rows, leaves `[R, L]`, NumPy or on the devices; all but the first five mean nothing where `weight` is 0.
 
     Attributes:
         tokens: int32.
-        positions: int32, in its sequence.
-        segments: int32, which sequence of its row, from 1; 0: padding.
+        positions: int32; this and the next three are those of `Layout`.
+        segments: int32.
+        parents: int32.
+        before: int32.
         trained: bool, whether it was sampled and counts.
         fresh: bool, whether the weights of now made its whole completion: after a swap, what older ones left in the
             cache counts in every token that follows.
@@ -39,6 +41,8 @@ class TokenBatch(NamedTuple):
     tokens: Any
     positions: Any
     segments: Any
+    parents: Any
+    before: Any
     trained: Any
     fresh: Any
     weight: Any
@@ -50,10 +54,11 @@ class TokenBatch(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Sequences one after the other: leaves of tokens `[sum(lengths)]`, the others `[N]`.
+    """Sequences one after the other: leaves of tokens `[sum(lengths)]`, the others `[N]`, but for `prompts`.
 
     Attributes:
         lengths: int64, with the prompt.
+        prompts: int64 `[P]`, tokens of each prompt.
         tokens: int32.
         sampled: bool.
         logprobs: float32.
@@ -64,6 +69,7 @@ class Sequences(NamedTuple):
     """
 
     lengths: np.ndarray
+    prompts: np.ndarray
     tokens: np.ndarray
     sampled: np.ndarray
     logprobs: np.ndarray
@@ -81,6 +87,7 @@ def used(rewards: np.ndarray, truncated: np.ndarray, config: GrpoConfig) -> np.n
 def sequences_of(items: Ragged, config: GrpoConfig) -> Sequences:
     """The sequences of P groups, with their advantages."""
     rewards, lengths = items.state["reward"], items.state["lengths"]
+    prompts = lengths[:, 0].astype(np.int64)
     parts = np.split(np.arange(len(items.rows["token"])), np.cumsum(lengths.ravel())[:-1])
     per_group = lengths.shape[1]
     order = [
@@ -98,7 +105,7 @@ def sequences_of(items: Ragged, config: GrpoConfig) -> Sequences:
     counted = np.where(left_out.ravel(), 0, np.add.reduceat(sampled.astype(np.int64), starts))
     rewards = np.where(left_out, np.float32(np.nan), rewards)
     advantages = _advantages(rewards, counted, config)
-    return Sequences(lengths, tokens, sampled, logprobs, versions, rewards.ravel(), advantages, counted)
+    return Sequences(lengths, prompts, tokens, sampled, logprobs, versions, rewards.ravel(), advantages, counted)
 
 
 def _advantages(rewards: np.ndarray, counted: np.ndarray, config: GrpoConfig) -> np.ndarray:
@@ -135,20 +142,18 @@ def pack_batch(
         row_tokens: L.
         rows_multiple: What R is a multiple of.
     """
-    packing = pack(sequences.lengths, row_tokens, rows_multiple)
+    packing = pack(sequences.lengths, row_tokens, rows_multiple, prompts=sequences.prompts)
     weights = sequence_weights(config.aggregation, sequences.counted, max_tokens)
-    per_token = np.repeat(weights, sequences.lengths) * sequences.sampled
-    positions, segments = positions_and_segments(packing)
+    per_token = packing.of_tokens(weights) * sequences.sampled
     logprobs = place(packing, sequences.logprobs)
     nothing = np.zeros_like(logprobs)
     batch = TokenBatch(
-        tokens=place(packing, sequences.tokens),
-        positions=positions,
-        segments=segments,
+        place(packing, sequences.tokens),
+        *lay_out(packing),
         trained=place(packing, per_token > 0),
-        fresh=place(packing, np.repeat(_is_fresh(sequences, version), sequences.lengths)),
+        fresh=place(packing, packing.of_tokens(_is_fresh(sequences, version))),
         weight=place(packing, per_token),
-        advantage=place(packing, np.repeat(sequences.advantages, sequences.lengths)),
+        advantage=place(packing, packing.of_tokens(sequences.advantages)),
         behaviour=logprobs,
         old=logprobs,
         value=nothing,
@@ -164,7 +169,7 @@ def _is_fresh(sequences: Sequences, version: int) -> np.ndarray:
 
 
 def sequence_ids(batch: TokenBatch) -> tuple[Array, int]:
-    """A number for each sequence of the rows, and how many there may be: each has two tokens at least."""
+    """A number for each segment of the rows, and how many there may be; what was sampled of a sequence is in one."""
     rows, length = batch.segments.shape
-    most = length // 2 + 1
+    most = length + 1
     return jnp.arange(rows)[:, None] * most + batch.segments, rows * most

@@ -30,6 +30,8 @@ from seedx.metrics import Metrics
 from seedx.replay.items import Ragged
 from seedx.types import Tree
 
+_ROUND = 16  # rows have a multiple of this length, so that they divide into chunks
+
 
 class TextState(NamedTuple):
     """What learning has come to."""
@@ -73,17 +75,26 @@ class MemoryNeeds(NamedTuple):
         return f"learning: {sum(self) / 1e6:,.1f} MB ({parts})"
 
 
-def rows_of_a_part(config: TextLearnerConfig, group_size: int, per_row: int, row_groups: int) -> int:
-    """Rows of one of the `config.microbatches` parts that hold any batch.
+def shapes_of(
+    config: TextLearnerConfig, group_size: int, max_prompt_tokens: int, max_tokens: int, row_groups: int
+) -> Shapes:
+    """Those with which `config.microbatches` parts hold any batch.
 
     Args:
         config: Of the learner.
         group_size: G.
-        per_row: Sequences that a row holds, however long they are.
-        row_groups: What the rows are a multiple of.
+        max_prompt_tokens: Of a prompt.
+        max_tokens: Of a completion.
+        row_groups: What the rows of a part are a multiple of.
     """
-    rows = -(-config.batch_size * group_size // per_row)
-    return -(-rows // (config.microbatches * row_groups)) * row_groups
+    group = max_prompt_tokens + group_size * max_tokens
+    # In rows of two prompts attention costs no more than that of each sequence alone, however short completions are.
+    wanted = config.row_tokens or min(2 * max_prompt_tokens, group)
+    row_tokens = -(-max(wanted, max_prompt_tokens + max_tokens) // _ROUND) * _ROUND
+    together = min((row_tokens - max_prompt_tokens) // max_tokens, group_size)  # that fit, however long they are
+    families = config.batch_size * -(-group_size // together)
+    rows = -(-families // (row_tokens // (max_prompt_tokens + together * max_tokens)))
+    return Shapes(max_tokens, row_tokens, -(-rows // (config.microbatches * row_groups)) * row_groups)
 
 
 class TextLearner:
@@ -264,7 +275,7 @@ class TextLearner:
         )
 
 
-_DTYPES = (np.int32, np.int32, np.int32, bool, bool, *[np.float32] * 6)
+_DTYPES = (*[np.int32] * 5, bool, bool, *[np.float32] * 6)
 
 
 def _before(model: Model, settings: GrpoConfig, params: Tree, head: Tree, batch: TokenBatch) -> dict[str, jax.Array]:

@@ -27,51 +27,52 @@ def token_logprobs(
     tokens: Int[Array, "R L"],
     positions: Int[Array, "R L"],
     segments: Int[Array, "R L"],
+    parents: Int[Array, "R L"],
+    before: Int[Array, "R L"],
     *,
     temperature: float = 1.0,
     dtype: DTypeLike = jnp.float32,
     remat: bool = False,
 ) -> tuple[Float[Array, "R L"], Float[Array, "R L"], Float[Array, "R L D"]]:
-    """Each token's log-probability given those before it in its segment, the entropy it was drawn with; features.
+    """Each token's log-probability given those before it in its sequence, entropy and features that it was drawn with.
 
-    The first two are natural, float32, and mean nothing for the first token of a segment. The features are those that
-    the next token is drawn from, in `dtype`.
+    The first two are natural, float32, the features in `dtype`. They mean nothing for the first token of a sequence.
 
     Args:
         config: Of the model.
         params: Its parameters.
         tokens: Packed rows.
-        positions: Of each token in its segment.
+        positions: This and the next three are those of `packing.Layout`.
         segments: From 1; 0 is padding.
+        parents: Prompts of segments.
+        before: Where the token before each lies.
         temperature: Of the distribution.
         dtype: What the model computes in.
         remat: Whether a gradient computes each block anew.
     """
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-    x, _ = transformer.features(config, params, tokens, positions, segments=segments, remat=remat)
+    x, _ = transformer.features(config, params, tokens, positions, segments=segments, parents=parents, remat=remat)
+    x = jnp.take_along_axis(x, before[..., None], axis=1)
     return *_said(config, params, x, tokens, temperature), x
 
 
 def _said(
     config: TransformerConfig, params: PyTree, x: Float[Array, "R L D"], tokens: Int[Array, "R L"], temperature: float
 ) -> tuple[Float[Array, "R L"], Float[Array, "R L"]]:
-    """Log-probabilities and entropies of `token_logprobs`, from the features x."""
-    following = jnp.roll(tokens, -1, axis=1)  # what each token is to say
+    """Log-probabilities and entropies of `token_logprobs`, from the features x that tokens are drawn from."""
 
-    def said(x: Float[Array, "R C D"], following: Int[Array, "R C"]) -> tuple[Array, Array]:
+    def said(x: Float[Array, "R C D"], tokens: Int[Array, "R C"]) -> tuple[Array, Array]:
         logits = transformer.logits_of(config, params, x) / temperature
         logprobs = jax.nn.log_softmax(logits)
         entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
-        return jnp.take_along_axis(logprobs, following[..., None], axis=-1)[..., 0], entropy
+        return jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0], entropy
 
     chunks = _chunks(tokens.shape, config.vocab_size)
     if chunks == 1:
-        logprobs, entropy = said(x, following)
-    else:
-        parts = (_split(x, chunks), _split(following, chunks))
-        _, (logprobs, entropy) = jax.lax.scan(lambda _, part: (None, jax.checkpoint(said)(*part)), None, parts)
-        logprobs, entropy = (jnp.moveaxis(leaf, 0, 1).reshape(tokens.shape) for leaf in (logprobs, entropy))
-    return jnp.roll(logprobs, 1, axis=1), jnp.roll(entropy, 1, axis=1)
+        return said(x, tokens)
+    parts = (_split(x, chunks), _split(tokens, chunks))
+    _, (logprobs, entropy) = jax.lax.scan(lambda _, part: (None, jax.checkpoint(said)(*part)), None, parts)
+    return jnp.moveaxis(logprobs, 0, 1).reshape(tokens.shape), jnp.moveaxis(entropy, 0, 1).reshape(tokens.shape)
 
 
 def _chunks(shape: tuple[int, ...], vocab_size: int) -> int:
@@ -120,6 +121,8 @@ class Model(NamedTuple):
             batch.tokens,
             batch.positions,
             batch.segments,
+            batch.parents,
+            batch.before,
             temperature=self.temperature,
             dtype=self.dtype,
             remat=self.remat,

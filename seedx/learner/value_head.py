@@ -19,17 +19,16 @@ def init_head(width: int) -> PyTree:
 
 
 def head_values(head: PyTree, features: Float[Array, "R L D"]) -> Float32[Array, "R L"]:
-    """The value of the state in which each token was sampled: of what the model made of the tokens before it.
+    """The value of the state in which each token was sampled.
 
-    It means nothing for the first token of a text. A sum of products, not a matrix product: accelerators round the
+    A sum of products, not a matrix product: accelerators round the
     operands of those, and a value is to be float32 whatever the model computes in.
 
     Args:
         head: Of `init_head`.
-        features: Of `transformer.features`.
+        features: That the token was drawn from, of `token_logprobs`.
     """
-    values = jnp.sum(features.astype(jnp.float32) * head["weight"][None, None], axis=-1) + head["bias"]
-    return jnp.roll(values, 1, axis=1)
+    return jnp.sum(features.astype(jnp.float32) * head["weight"][None, None], axis=-1) + head["bias"]
 
 
 def value_sums(

@@ -19,7 +19,7 @@ from jaxtyping import Float, PyTree
 from seedx import sharding
 from seedx.checks import ConfigError
 from seedx.grpo_config import TextLearnerConfig, WarmStartConfig
-from seedx.learner.packing import pack, place, positions_and_segments
+from seedx.learner.packing import lay_out, pack, place
 from seedx.learner.text_batch import TokenBatch, sequence_ids
 from seedx.learner.text_update import make_optimizer, make_update
 from seedx.learner.token_logprobs import Model
@@ -78,11 +78,10 @@ def _batch(shown: Sequence[Shown], row_tokens: int, rows: int) -> TokenBatch:
     packing = pack(np.array([len(tokens) for tokens, _ in shown]), row_tokens, rows)
     tokens = np.concatenate([tokens for tokens, _ in shown]).astype(np.int32)
     own = np.concatenate([own for _, own in shown])
-    positions, segments = positions_and_segments(packing)
     nothing = np.zeros((packing.num_rows, row_tokens), np.float32)
     weight = place(packing, own / np.float32(own.sum()))
     sampled = (weight > 0, weight > 0, weight)
-    return TokenBatch(place(packing, tokens), positions, segments, *sampled, *[nothing] * 5)
+    return TokenBatch(place(packing, tokens), *lay_out(packing), *sampled, *[nothing] * 5)
 
 
 def imitation_loss(model: Model, params: PyTree, batch: TokenBatch) -> tuple[Float[Array, ""], dict[str, Array]]:

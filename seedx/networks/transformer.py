@@ -213,15 +213,16 @@ def features(
     positions: Int[Array, "B L"],
     *,
     segments: Int[Array, "B L"] | None = None,
+    parents: Int[Array, "B L"] | None = None,
     cache: Cache | None = None,
     remat: bool = False,
 ) -> tuple[Float[Array, "B L D"], Cache | None]:
     """What the output makes logits of, and the cache after the call.
 
-    Without a cache a token sees the tokens before it in its row that have its segment (packed rows; 0 is padding). With
-    a cache, keys and values are first written at `positions` (one at or beyond its length writes nothing); then a token
-    sees entries up to its own position. What lies beyond counts nothing. So a prompt in one piece or in chunks, one
-    token of each row, and a check of guessed tokens are all the same call.
+    Without a cache a token sees the tokens before it in its row that have its segment (packed rows; 0 is padding), or
+    are its parent's. With a cache, keys and values are first written at `positions` (one at or beyond its length writes
+    nothing); then a token sees entries up to its own position. What lies beyond counts nothing. So a prompt in one
+    piece or in chunks, one token of each row, and a check of guessed tokens are all the same call.
 
     Args:
         config: Of the model.
@@ -230,6 +231,7 @@ def features(
         tokens: Ids.
         positions: Of each token in its text, from 0.
         segments: Which text of a packed row a token belongs to; None: one text.
+        parents: The segment that a token's own goes on from; None: none does.
         cache: Of `init_cache`; the cache after the call is returned.
         remat: Whether a gradient computes each block anew instead of keeping what is in it (1604.06174).
     """
@@ -237,7 +239,7 @@ def features(
     x = take_rows(model.embedding.get_value(), tokens, model.norm.weight[...].dtype)
     if config.embedding_scale != 1.0:
         x *= jnp.asarray(config.embedding_scale, x.dtype)
-    masks = _masks(config, positions, segments, cache)
+    masks = _masks(config, positions, segments, parents, cache)
     turns = _angles(config, positions)
     after = []
     for layer in range(config.num_layers):
@@ -300,7 +302,11 @@ def _write(
 
 
 def _masks(
-    config: TransformerConfig, positions: Int[Array, "B L"], segments: Int[Array, "B L"] | None, cache: Cache | None
+    config: TransformerConfig,
+    positions: Int[Array, "B L"],
+    segments: Int[Array, "B L"] | None,
+    parents: Int[Array, "B L"] | None,
+    cache: Cache | None,
 ) -> tuple[Bool[Array, "B L S"], Bool[Array, "B L S"]]:
     """What a token of a full and of a sliding layer sees."""
     if cache is not None:
@@ -311,7 +317,8 @@ def _masks(
         index = jnp.arange(positions.shape[1])
         full = jnp.broadcast_to((index[:, None] >= index[None])[None], (*positions.shape, positions.shape[1]))
         if segments is not None:
-            full &= segments[:, :, None] == segments[:, None]
+            own = segments[:, :, None] == segments[:, None]
+            full &= own if parents is None else own | (parents[:, :, None] == segments[:, None])
     return full, full & (positions[:, :, None] - others < config.sliding_window) if config.sliding_window else full
 
 
