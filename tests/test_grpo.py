@@ -13,10 +13,13 @@ from text_fakes import Given, parts_of, random_items, take
 from seedx.agents.grpo import grpo_loss
 from seedx.envs.text.group import Group, Sample, to_item
 from seedx.grpo_config import GrpoConfig
+from seedx.inference.engine_config import EngineConfig
+from seedx.inference.load_engine import load_engine
 from seedx.inference.requests import Request
 from seedx.learner.text_batch import pack_batch, sequences_of
 from seedx.learner.token_logprobs import Model
 from seedx.replay.items import join
+from seedx.weights import Weights
 
 pytestmark = pytest.mark.slow  # many compilations, or whole pipelines
 
@@ -345,39 +348,57 @@ def _row_and_segment(batch):
     return np.arange(len(batch.segments))[:, None] * 1000 + batch.segments
 
 
+def drawn(scheduler, prompts, temperature, row_tokens):
+    """Four completions of each prompt as the engine draws them; sequences, and packed rows."""
+    groups = []
+    for i, prompt in enumerate(prompts):
+        request = Request(tuple(prompt), MAX_TOKENS, temperature=temperature, seed=i, num_samples=4)
+        samples = [
+            Sample(
+                np.asarray(found.tokens, np.int32),
+                np.ones(len(found.tokens), bool),
+                np.asarray(found.logprobs, np.float32),
+                np.zeros(len(found.tokens), np.int32),
+                found.finish_reason,
+                "",
+                {},
+                float(j),
+            )
+            for j, found in enumerate(scheduler.submit(request).result(600))
+        ]
+        groups.append(to_item(Group(i, np.array(prompt, np.int32), samples)))
+    config = GrpoConfig(group_size=4)
+    sequences = sequences_of(join(groups), config)
+    options = {"version": 0, "max_tokens": MAX_TOKENS, "row_tokens": row_tokens, "rows_multiple": 1}
+    return sequences, pack_batch(sequences, config, **options)[0]
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_the_engine_draws_with_the_learners_probabilities(temperature):
     """Prefill and cached decode in slots against packed rows, by design decision 15."""
     params = jax.tree.map(lambda leaf: leaf / 2, make_params(0))  # less sharp: rounding stays below the bound
-    groups = []
     with Serving(warm_engine(), params) as scheduler:
-        for i, prompt in enumerate(random_prompts(3, 1, 20, seed=9)):
-            request = Request(prompt, MAX_TOKENS, temperature=temperature, seed=i, num_samples=4)
-            samples = [
-                Sample(
-                    np.asarray(found.tokens, np.int32),
-                    np.ones(len(found.tokens), bool),
-                    np.asarray(found.logprobs, np.float32),
-                    np.zeros(len(found.tokens), np.int32),
-                    found.finish_reason,
-                    "",
-                    {},
-                    float(j),
-                )
-                for j, found in enumerate(scheduler.submit(request).result(60))
-            ]
-            groups.append(to_item(Group(i, np.array(prompt, np.int32), samples)))
-    config = GrpoConfig(group_size=4)
-    sequences = sequences_of(join(groups), config)
-    batch, _ = pack_batch(sequences, config, version=0, max_tokens=MAX_TOKENS, row_tokens=48, rows_multiple=1)
-    model = Model(CONFIG, temperature)
-    logprobs, _ = jax.jit(model.logprobs)(params, batch)
+        sequences, batch = drawn(scheduler, random_prompts(3, 1, 20, seed=9), temperature, row_tokens=48)
+    logprobs, _ = jax.jit(Model(CONFIG, temperature).logprobs)(params, batch)
     gap = np.abs(np.asarray(logprobs) - batch.behaviour)[batch.trained]
     assert len(gap) == 3 * 4 * MAX_TOKENS
     logits = full_logits(params, [part.tolist() for part in parts_of(sequences, sequences.tokens)])
     assert gap.max() <= logprob_bound(logits) / min(temperature, 1.0)
-    given = Given(CONFIG)
     on_rows = (np.asarray(logprobs), np.zeros_like(batch.old))
-    _, sums = jax.jit(functools.partial(grpo_loss, given, config))(on_rows, None, batch)
+    _, sums = jax.jit(functools.partial(grpo_loss, Given(CONFIG), GrpoConfig(group_size=4)))(on_rows, None, batch)
     np.testing.assert_allclose(sums["gap_max"], 0.0)  # old is behaviour
     np.testing.assert_allclose(sums["ratio_max"], np.exp(gap.max()), rtol=1e-4)
+
+
+@pytest.mark.external
+def test_the_engine_draws_with_the_learners_probabilities_from_smollm2():
+    """The same with real weights, within the 2e-4 of design decision 15."""
+    model, engine = load_engine(EngineConfig("smollm2", max_concurrent=8, context=64), 4, print)
+    engine.warm_up(Weights(0, model.params))
+    texts = ("The capital of France is", "def add(a, b):", "2 + 2 =", "Once upon a time")
+    with Serving(engine, model.params) as scheduler:
+        _, batch = drawn(scheduler, [model.tokenizer.encode(text) for text in texts], 1.0, row_tokens=64)
+    logprobs, _ = jax.jit(Model(model.config).logprobs)(model.params, batch)
+    gap = np.abs(np.asarray(logprobs) - batch.behaviour)[batch.trained]
+    assert 0 < gap.max() <= 2e-4
+    assert len(gap) > 4 * 4
