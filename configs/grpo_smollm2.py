@@ -11,7 +11,7 @@ from seedx.device_config import MeshConfig
 from seedx.grpo_config import GrpoConfig, HeldOutConfig, RolloutConfig, TextLearnerConfig
 from seedx.llm_config import LlmConfig
 
-_SETTINGS = 'min_terms=2&max_terms=2&min_digits=1&max_digits=1&operators=["+"]&allow_parentheses=false'
+_SETTINGS = 'min_terms=2&max_terms=3&min_digits=1&max_digits=1&operators=["+"]&allow_parentheses=false'
 
 
 def config() -> LlmConfig:
@@ -20,11 +20,11 @@ def config() -> LlmConfig:
         agent="grpo",
         task=f"reasoning_gym:basic_arithmetic?{_SETTINGS}&shots=1&system=Answer.",
         model="smollm2",
-        seconds=1500,
+        seconds=1200,
         mesh=MeshConfig(data=1),  # two would hold twice the weights, and be no faster on two cores
         grpo=GrpoConfig(group_size=8, dynamic_sampling=True),
         rollout=RolloutConfig(max_tokens=16, max_prompt_tokens=64, temperature=0.7),
-        learner=TextLearnerConfig(batch_size=4, microbatches=2, learning_rate=2e-5),
+        learner=TextLearnerConfig(batch_size=8, microbatches=2, learning_rate=2e-5),
         held_out=HeldOutConfig(num_prompts=200, num_samples=4),
         checkpoint=CheckpointConfig(interval_s=600),
         metrics=MetricsConfig(return_window=256),
