@@ -1,7 +1,8 @@
 """How fast GRPO is: against the programs that it is made of, against others, with slow rewards, and asked by others.
 
     python benchmarks/grpo.py speed                    # against the bare jitted decode and update
-    python benchmarks/grpo.py speed --devices 2 --trl-python /path/to/bin/python  # two simulated devices, and TRL
+    python benchmarks/grpo.py speed --devices 2 --trl-python /path/to/bin/python --tunix-python /path/to/bin/python
+                                                       # on two simulated devices, and TRL and tunix
     python benchmarks/grpo.py latency                  # with a verifier that sleeps
     python benchmarks/grpo.py serving                  # while others ask its engine, as with --serve-port
     python benchmarks/grpo.py race --trl-python /path/to/bin/python --tunix-python /path/to/bin/python
@@ -12,8 +13,8 @@ one line for each figure: RESULT <name> <value> <unit> (min, max). The tiny mode
 width 128, feed-forward 256, 4 layers, heads 4/2; an update takes 64 completions of 64 tokens in groups of 8. `race`
 has model, task and batches of the default command.
 
-Targets: `speed` at least 0.9 of the bare programs and 1.5 times TRL, goal 2.5; `latency` at least 0.9 of what staleness
-allows; `serving` at least 0.9 of the rate alone, with a request for 64 tokens each second.
+Targets: `speed` at least 0.9 of the bare programs and 1.5 times TRL and tunix, goal 2.5; `latency` at least 0.9 of what
+staleness allows; `serving` at least 0.9 of the rate alone, with a request for 64 tokens each second.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def main(argv: list[str]) -> None:
     command.add_argument("--rounds", type=int, default=7, help="rounds that count")
     command.add_argument("--devices", type=int, default=1, help="devices that share rows; on a CPU simulated")
     command.add_argument("--trl-python", help="an interpreter with torch, transformers and trl")
+    command.add_argument("--tunix-python", help="an interpreter with google-tunix")
     command.set_defaults(run=grpo_speed.run)
     command = commands.add_parser("latency", help="with a verifier that sleeps")
     command.add_argument("--updates", type=int, default=12, help="updates that count of each setting")

@@ -8,7 +8,7 @@ the base is put right; and its sampler draws with the same key in each step unle
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,12 @@ from tunix.rl.rollout.base_rollout import RolloutConfig  # pyrefly: ignore [miss
 def main(settings: dict) -> None:
     """Trains until the goal."""
     goal = Goal(settings["window"], settings["limit_s"])
+    train = make_training(settings, lambda completions, answer, **_: goal.score(completions, answer))
+    goal.time(train)
+
+
+def make_training(settings: dict, reward: Callable[..., list[float]]) -> Callable[[], None]:
+    """What trains without end on the prompts that lie beside the model."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(-1, 1), ("fsdp", "tp"))
     rollout = RolloutConfig(
         max_tokens_to_generate=settings["max_tokens"],
@@ -58,13 +64,13 @@ def main(settings: dict) -> None:
         GRPOConfig(
             num_generations=settings["group_size"], beta=0.0, epsilon=settings["clip"], loss_agg_mode="token-mean"
         ),
-        lambda completions, answer, **_: goal.score(completions, answer),
+        reward,
     )
-    goal.time(lambda: learner.train(batches(settings, rollout)))
+    return lambda: learner.train(batches(settings, rollout))
 
 
 def load(directory: str, mesh: jax.sharding.Mesh) -> llama3.Llama3:
-    """The model after the warm start, float32."""
+    """The model, float32."""
     raw = json.loads((Path(directory) / "config.json").read_text())
     llama3.apply_rope = partial(llama3.apply_rope, rope_theta=raw["rope_theta"])
     config = llama3.ModelConfig(

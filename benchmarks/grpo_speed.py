@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
-from decode_setup import random_prompts, result, result_load, take_turns
+import tokenizers
+from decode_setup import random_prompts, result, result_load, take_turns, tiny_params
 from decode_tiny import LLAMA, make_scan, time_scan
-from grpo_setup import GROUP_SIZE, GROUPS, NEW_TOKENS, TINY, TOKENS, Run, make_learner
-from grpo_task import PROMPT_TOKENS
+from grpo_setup import GROUP_SIZE, GROUPS, LEARNER, NEW_TOKENS, TINY, TOKENS, Run, make_learner
+from grpo_task import LETTERS, PROMPT_TOKENS, RandomPrompts
 
 from seedx.envs.text.group import Group, Sample, to_item
 from seedx.metrics import Metrics
+from seedx.networks.hf_files import save_hf
 from seedx.replay.items import Ragged, join
 
 UPDATES = 5  # of a contender's turn
@@ -34,6 +38,8 @@ def run(plan: argparse.Namespace) -> None:
     contenders["bare_update"] = bare.time_update
     if plan.trl_python:
         contenders["trl"] = partial(time_trl, plan.trl_python)
+    if plan.tunix_python:
+        contenders["tunix"] = partial(time_tunix, plan.tunix_python)
     seconds = take_turns(contenders, plan.rounds)
     for one in runs.values():
         one.close()
@@ -42,8 +48,8 @@ def run(plan: argparse.Namespace) -> None:
         result(f"grpo_{name}_tokens_per_s", UPDATES * TOKENS / values, "tokens/s")
     for name in runs:
         result(f"grpo_{name}_over_bare", seconds["bare"] / seconds[name], "of the bare programs")
-        if "trl" in seconds:
-            result(f"grpo_{name}_over_trl", seconds["trl"] / seconds[name], "of TRL")
+        for peer in seconds.keys() & {"trl", "tunix"}:
+            result(f"grpo_{name}_over_{peer}", seconds[peer] / seconds[name], f"of {peer}")
     flops = bare.update_flops()
     result("grpo_update_flops", flops / 1e9, "GFLOP")
     result("grpo_update_rate", flops * UPDATES / seconds["bare_update"] / 1e9, "GFLOP/s")
@@ -61,10 +67,51 @@ def time_updates(one: Run, updates: int = UPDATES) -> float:
 
 def time_trl(python: str) -> float:
     """Seconds of as many updates of TRL's trainer, in an interpreter of its own that has the machine to itself."""
-    command = [python, str(Path(__file__).with_name("grpo_trl.py")), json.dumps({"llama": LLAMA, "updates": UPDATES})]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return _peer_seconds(python, "grpo_trl.py", {"llama": LLAMA, "updates": UPDATES})
+
+
+def time_tunix(python: str) -> float:
+    """The same of tunix's learner, which begins with a model in files."""
+    with tempfile.TemporaryDirectory() as directory:
+        _write_model(Path(directory))
+        settings = {
+            "model": directory,
+            "updates": UPDATES,
+            "seed": 0,
+            "max_prompt_tokens": PROMPT_TOKENS,
+            "max_tokens": NEW_TOKENS,
+            "temperature": 1.0,
+            "groups": GROUPS,
+            "group_size": GROUP_SIZE,
+            "clip": 0.2,
+            "learning_rate": LEARNER.learning_rate,
+            "beta1": LEARNER.beta1,
+            "beta2": LEARNER.beta2,
+            "epsilon": LEARNER.epsilon,
+            "max_grad_norm": LEARNER.max_grad_norm,
+        }
+        return _peer_seconds(python, "grpo_tunix.py", settings)
+
+
+def _peer_seconds(python: str, script: str, settings: dict) -> float:
+    command = [python, str(Path(__file__).with_name(script)), json.dumps(settings)]
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"} | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     line = next(line for line in done.stdout.splitlines() if line.startswith("SECONDS "))
     return float(np.median(json.loads(line.removeprefix("SECONDS "))) * UPDATES)
+
+
+def _write_model(directory: Path) -> None:
+    """The tiny model, a tokenizer with a token for each letter, and prompts."""
+    save_hf(directory, TINY, tiny_params())
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({a: i for i, a in enumerate(LETTERS)}, LETTERS[0]))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    library.save(str(directory / "tokenizer.json"))
+    special = {"bos_token": LETTERS[2], "eos_token": LETTERS[1], "pad_token": LETTERS[0]}
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(kind | special))
+    lines = [json.dumps({"prompt": prompt.text, "answer": ""}) for prompt in RandomPrompts().prompts("train")]
+    (directory / "prompts.jsonl").write_text("\n".join(lines))
 
 
 class Bare:

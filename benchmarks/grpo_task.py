@@ -10,7 +10,7 @@ from seedx.envs.text.task import Prompt, Split
 
 PROMPT_TOKENS = 16
 SLEEP_S = "SEEDX_BENCHMARK_SLEEP_S"  # how workers are told how long a reward takes
-_LETTERS = [chr(48 + i) for i in range(64)]
+LETTERS = [chr(48 + i) for i in range(64)]
 
 
 class RandomPrompts:
@@ -18,7 +18,7 @@ class RandomPrompts:
 
     def __init__(self) -> None:
         draw = random.Random(0)
-        self._prompts = [Prompt("".join(draw.choices(_LETTERS, k=PROMPT_TOKENS))) for _ in range(999)]
+        self._prompts = [Prompt("".join(draw.choices(LETTERS, k=PROMPT_TOKENS))) for _ in range(999)]
 
     def prompts(self, split: Split) -> list[Prompt]:  # noqa: ARG002
         return self._prompts
