@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     from seedx.checks import ConfigError
     from seedx.config_file import differing_flags, from_json
     from seedx.llm_config import LlmConfig
-    from seedx.program import make_program
+    from seedx.program import OPEN_REVERB, make_program
     from seedx.supervisor import USER_ERROR, supervise
 
     try:
@@ -49,11 +49,7 @@ def main(argv: list[str]) -> int:
             print(f"local.py: {error}", file=sys.stderr)
             return USER_ERROR
         if config.replay == "reverb":
-            print(
-                "local.py: dm-reverb listens on all interfaces of this machine and asks for no credentials, as long as "
-                "the run lasts; see docs/operations.md on how to fence it.",
-                file=sys.stderr,
-            )
+            print(f"local.py: {OPEN_REVERB}", file=sys.stderr)
         code = supervise(program)
     if former is not None and rundir.newest_update(config.run_dir) == before:
         rundir.write_config(config.run_dir, former)  # Nothing was learned with the new one, which may not even fit.

@@ -37,6 +37,10 @@ ACTOR_ENV = {
 
 # The checkout's; an installed wheel has none.
 REVERB_SERVER = Path(__file__).parent.parent / "launch" / "reverb_server.py"
+OPEN_REVERB = (
+    "dm-reverb listens on all interfaces of this machine and asks for no credentials, as long as the run lasts; see "
+    "docs/operations.md on how to fence it."
+)
 
 
 @dataclass(frozen=True)
@@ -210,6 +214,8 @@ def main(argv: Sequence[str]) -> int:
             text = f"{tables_json(config)}\n"
         else:
             program = make_program(config, run_dir, address, server=flags.server)
+            if config.replay == "reverb":
+                print(f"seedx.program: {OPEN_REVERB}", file=sys.stderr)
             text = {"text": to_text, "json": to_json}[flags.format](program)
     except ConfigError as error:
         print(f"seedx.program: {error}", file=sys.stderr)

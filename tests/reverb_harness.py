@@ -37,20 +37,20 @@ QUEUE = TableConfig(max_size=1000)
 REPLAY = TableConfig(sampler="prioritized", max_size=1000, max_times_sampled=0)
 
 
-def find_uv() -> str:
-    """uv's path; without it the test is skipped, or fails if SEEDX_REQUIRE names reverb."""
+def find_uv(tool: str = "reverb") -> str:
+    """uv's path; without it the test is skipped, or fails if SEEDX_REQUIRE names the tool that uv is for."""
     try:
         from uv import find_uv_bin
 
         return find_uv_bin()
     except (ImportError, FileNotFoundError):
-        return shutil.which("uv") or missing("there is no uv: pip install -e '.[reverb]'")
+        return shutil.which("uv") or missing(f"there is no uv: pip install -e '.[{tool}]'", tool)
 
 
-def missing(why: str) -> Any:
-    """Ends a test that cannot have its server."""
-    if "reverb" in os.environ.get("SEEDX_REQUIRE", "").split():
-        pytest.fail(f"SEEDX_REQUIRE names reverb, and {why}")
+def missing(why: str, tool: str = "reverb") -> Any:
+    """Ends a test that cannot have its tool."""
+    if tool in os.environ.get("SEEDX_REQUIRE", "").split():
+        pytest.fail(f"SEEDX_REQUIRE names {tool}, and {why}")
     pytest.skip(why)
 
 
