@@ -152,6 +152,7 @@ def test_a_program_runs_to_its_end_with_tls_and_a_token(processes, tmp_path):
         assert process.cmdline()[0] == f"{Path(sys.executable).parent}/python3"
         assert "cache/uv" not in process.environ()["PATH"].partition(":")[0]
         assert "VIRTUAL_ENV" not in process.environ()
+        assert os.getpgid(process.pid) == process.pid  # a terminal's Ctrl-C is for the launcher alone
     words = [process.cmdline() for process in roles]
     [address] = {word for line in words for word in line if word.startswith("localhost:")}
     assert address != "localhost:0"
