@@ -12,7 +12,6 @@ end. Exit codes are those of launch/local.py.
 """
 
 import argparse
-import atexit
 import json
 import os
 import shutil
@@ -24,8 +23,6 @@ import time
 from pathlib import Path
 
 TERMINALS = ("output_to_files", "tmux_session")
-GRACE_S = 10.0  # from a signal until a role is killed; it starts anew while the learner writes a checkpoint
-SECOND_INTERRUPT_S = 0.5  # from a Ctrl-C until another one kills at once
 
 
 def main() -> int:
@@ -80,6 +77,7 @@ def run(plan: dict, tmux: bool) -> int:
     os.environ["LAUNCHPAD_LOGGING_DIR"] = f"{plan['run_dir']}/logs"  # read when Launchpad is imported
     import launchpad
     from absl import flags
+    from lp_ending import raise_on_signals, wait
     from lp_program import make_program
 
     session = f"seedx-{os.getpid()}"
@@ -88,61 +86,12 @@ def run(plan: dict, tmux: bool) -> int:
     manager = launchpad.launch(make_program(plan, tmux), launch_type="local_mp", terminal=TERMINALS[tmux])
     if tmux:
         try:
-            raise_on_signals()
+            raise_on_signals(threading.Event())
             return manager.wait() or 0
         finally:
             subprocess.call(("tmux", "kill-session", "-t", session))
     workers = {title.removesuffix(".log"): worker for title, [worker] in manager._active_workers.items()}
     return wait(manager, workers, Path(plan["run_dir"]))
-
-
-def raise_on_signals() -> None:
-    """Has the first signal raise SystemExit, and a second Ctrl-C, unless it is the first that uv has passed on."""
-    came: "list[float]" = []
-
-    def leave(number, _) -> None:
-        came.append(time.monotonic())
-        if len(came) == 1 or (number == signal.SIGINT and came[-1] > came[0] + SECOND_INTERRUPT_S):
-            sys.exit(128 + number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has SIGHUP
-            signal.signal(number, leave)
-
-
-def wait(manager, workers: dict, run_dir: Path) -> int:
-    """Waits until the learner is done, a role fails or a signal comes, then ends the others; the exit code."""
-    atexit.unregister(manager.wait)  # What is left of the roles when this process ends, the kernel kills.
-    name, number = "learner", signal.SIGTERM
-    try:
-        raise_on_signals()
-        manager.wait(["learner.log"])
-    except RuntimeError:  # Launchpad has told the others
-        name = next(name for name, worker in workers.items() if worker.returncode)
-    except SystemExit as told:
-        number = told.args[0] - 128
-    end([workers["learner"]], number, run_dir / "checkpoints")
-    end(workers.values(), signal.SIGTERM, run_dir / "checkpoints")
-    code = workers[name].returncode if workers[name].returncode >= 0 else 128 - workers[name].returncode
-    log = run_dir / "logs" / f"{name}.log"
-    lines, failed = log.read_text(errors="replace").splitlines(), name != "learner" or code not in (0, 128 + number)
-    print(*lines[-20:] if failed else lines[-1:], sep="\n", flush=True)
-    if failed:
-        print(f"lp.py: {name} ended with code {code}, and so the run. Its log: {log}", file=sys.stderr)
-    return code
-
-
-def end(workers, number: int, checkpoints: Path) -> None:
-    """Tells roles to end, waits until they have, and kills those that take too long."""
-    for worker in workers:
-        worker.send_signal(number)
-    shown = time.time()
-    while any(worker.poll() is None for worker in workers) and time.time() < shown + GRACE_S:
-        shown = max(shown, checkpoints.stat().st_mtime) if checkpoints.exists() else shown
-        time.sleep(0.05)
-    for worker in workers:
-        worker.kill()
-        worker.wait()
 
 
 if __name__ == "__main__":

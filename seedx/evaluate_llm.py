@@ -53,7 +53,10 @@ def evaluate_llm(
     assert isinstance(config, LlmConfig)
     samples = dataclasses.replace(config.held_out, num_prompts=num_prompts, num_samples=num_samples)
     unshaped = dataclasses.replace(config.grpo, overlong_tokens=0)
-    config = dataclasses.replace(config, task=task or config.task, held_out=samples, grpo=unshaped)
+    rollout = config.rollout
+    if task not in (None, config.task):  # whose prompts may be longer than those of the run
+        rollout = dataclasses.replace(rollout, max_prompt_tokens=0)
+    config = dataclasses.replace(config, task=task or config.task, held_out=samples, grpo=unshaped, rollout=rollout)
     setup, initial = set_up(config, lambda _: None)  # which prompts are not trained on does not matter here
     del initial  # there is no room for both
     prompts = first_prompts(prompts_of(setup.task, config.task, "test"), config.task, "test", num_prompts)

@@ -68,7 +68,7 @@ def prompt_tokens(
     longer = [i for i, length in enumerate(lengths) if length > most]
     fitting = [length for length in lengths if length <= most]
     why = (
-        "--rollout.max-prompt-tokens; raise it"
+        f"--rollout.max-prompt-tokens ({given}); raise it"
         if given
         else f"the {room} tokens that the model has room for beside a completion; lower --rollout.max-tokens"
     )

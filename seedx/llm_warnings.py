@@ -96,7 +96,7 @@ class Warnings:
         reach = min(self._under_way / self._slots, 1.0)  # small batches never fill the slots, and need not
         if occupancy is None or occupancy >= _IDLE * reach or waiting <= _WAITING:
             return ""
-        unrewarded = row.get("reward/latency_share", 0.0)  # time that completions waited, over time: their number
+        unrewarded = row.get("reward/open", 0)
         why = "they take turns. Raise --max-staleness."
         if unrewarded > _UNREWARDED * self._under_way:
             why = (

@@ -145,17 +145,18 @@ def test_a_program_runs_to_its_end_with_tls_and_a_token(processes, tmp_path):
     (tmp_path / "token").write_text("secret")
     tls = ("--inference.tls-cert", certificate, "--inference.tls-key", key)
     token = ("--inference.token-file", str(tmp_path / "token"))
-    lp, run_dir = learning(processes, tmp_path, *tls, *token, "--steps", "3000")
-    roles = processes.alive("seedx.run")
+    run_dir = tmp_path / "run"
+    lp = start(processes, "--run-dir", str(run_dir), *tls, *token, "--steps", "3000")
+    roles = lp.until(lambda: started(processes, 3), "the roles", START_S)
     assert sorted(process.cmdline()[3] for process in roles) == ["actor", "actor", "learner"]
     for process in roles:
-        assert process.cmdline()[0] == f"{Path(sys.executable).parent}/python3"
         assert "cache/uv" not in process.environ()["PATH"].partition(":")[0]
         assert "VIRTUAL_ENV" not in process.environ()
         assert os.getpgid(process.pid) == process.pid  # a terminal's Ctrl-C is for the launcher alone
     words = [process.cmdline() for process in roles]
     [address] = {word for line in words for word in line if word.startswith("localhost:")}
     assert address != "localhost:0"
+    lp.until(lambda: last(run_dir, "updates") > 0, "updates", START_S)
     assert not is_served(address)  # to those who come without
     assert lp.wait() == 0, lp.said
     processes.wait_until_gone()
@@ -174,6 +175,13 @@ def test_a_learner_that_fails_ends_the_program_with_its_code_and_reason(processe
     assert "a mistake in the loss" in lp.out
     assert f"learner ended with code 1, and so the run. Its log: {run_dir}/logs/learner.log" in lp.err
     processes.wait_until_gone()
+
+
+def started(processes, count: int) -> list[psutil.Process]:
+    """The roles, once there are so many and each is its interpreter; they load for seconds before they can end."""
+    python = f"{Path(sys.executable).parent}/python3"
+    roles = [process for process in processes.alive("seedx.run") if process.cmdline()[:1] == [python]]
+    return roles if len(roles) == count else []
 
 
 def log(run_dir: Path) -> str:
@@ -218,9 +226,10 @@ def test_a_launcher_that_is_killed_leaves_no_process(processes, tmp_path, whom):
 
 
 @real
-def test_a_role_that_hangs_is_killed(processes, tmp_path):
+@pytest.mark.parametrize("hanging", ["actor", "learner"])
+def test_a_role_that_hangs_is_killed(processes, tmp_path, hanging):
     lp, _ = learning(processes, tmp_path)
-    for role in processes.alive("seedx.run", "actor"):
+    for role in processes.alive("seedx.run", hanging):
         role.suspend()
     lp.send(signal.SIGTERM)
     assert lp.wait() == 143, lp.said
@@ -241,8 +250,10 @@ def test_a_second_ctrl_c_kills_at_once(processes, tmp_path):
 
 @real
 def test_a_run_with_a_reverb_server(processes, tmp_path):
-    lp, run_dir = learning(processes, tmp_path, "--replay", "reverb", "--steps", "500")
-    assert processes.alive(str(ROOT / "launch" / "reverb_server.py"))
+    run_dir = tmp_path / "run"
+    lp = start(processes, "--run-dir", str(run_dir), "--replay", "reverb", "--steps", "500")
+    server = str(ROOT / "launch" / "reverb_server.py")
+    lp.until(lambda: processes.alive(server), "a Reverb server", START_S)
     assert lp.wait() == 0, lp.said
     processes.wait_until_gone()
     assert json.loads((run_dir / "summary.json").read_text())["exit"] == "steps"

@@ -115,7 +115,7 @@ def test_prompts_that_there_is_no_room_for_are_passed_over_with_one_warning(own)
     longest, (said,) = room_for(task, 9, 20)
     assert longest == 9
     assert "1 of 5 prompts are passed over (number 4)" in said
-    assert said.endswith("more than --rollout.max-prompt-tokens; raise it.")
+    assert said.endswith("more than --rollout.max-prompt-tokens (9); raise it.")
 
 
 @pytest.mark.parametrize("query", ["", "?reward=task"])
@@ -132,7 +132,7 @@ def test_a_run_is_refused_when_all_prompts_are_too_long_as_far_as_one_can_tell(o
     task = own.Own([Prompt("a" * 7), Prompt("a" * 9)])
     with pytest.raises(ConfigError, match=r"all 2 prompts are longer than the 6 tokens .* The shortest has 7 tokens"):
         room_for(task, 0, 6)
-    with pytest.raises(ConfigError, match=r"all 2 prompts are longer than --rollout.max-prompt-tokens; raise it"):
+    with pytest.raises(ConfigError, match=r"all 2 prompts are longer than --rollout.max-prompt-tokens \(6\); raise it"):
         room_for(task, 6, 9)
     many = own.Own([Prompt("a" * 7)] * 2000 + [Prompt("a")])
     assert room_for(many, 6, 9)[0] == 6  # the last one fits

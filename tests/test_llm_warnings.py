@@ -109,9 +109,9 @@ def test_slots_that_small_batches_never_fill_are_not_idle(occupancy, on):
 
 
 def test_a_learner_that_waits_for_rewards_is_not_told_to_work_ahead():
-    found = warned(decode__occupancy=0.1, learner__wait_batch_share=0.9, reward__latency_share=33.0)
+    found = warned(decode__occupancy=0.1, learner__wait_batch_share=0.9, reward__open=33)
     assert "33 of 64 completions under way wait for their rewards. Raise --reward.workers" in found["idle"]
-    found = warned(decode__occupancy=0.1, learner__wait_batch_share=0.9, reward__latency_share=32.0)
+    found = warned(decode__occupancy=0.1, learner__wait_batch_share=0.9, reward__open=32)
     assert "Raise --max-staleness" in found["idle"]
 
 

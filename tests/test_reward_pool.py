@@ -192,6 +192,7 @@ def test_a_pool_that_never_scored_says_what_came_of_its_attempts(open_pool):
             "All 2 attempts failed; see above why, and mend the task or its --reward settings."
         )
         future = ask(pool, "sleeps")
+        assert pool._metrics.snapshot()["reward/open"] == 1
         expire(pool, "sleeps")
         until(lambda: pool._num_late == 1, "the deadline")
         expire(pool, "sleeps")
@@ -202,6 +203,7 @@ def test_a_pool_that_never_scored_says_what_came_of_its_attempts(open_pool):
         )
         assert ask(pool, "length", "x").result(S) == {"reward": 1.0}
         assert pool.why_nothing_scored() is None
+        assert pool._metrics.snapshot()["reward/open"] == 0
 
 
 @pytest.mark.parametrize("text", ["loops", "sleeps"])

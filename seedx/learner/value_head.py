@@ -21,8 +21,8 @@ def init_head(width: int) -> PyTree:
 def head_values(head: PyTree, features: Float[Array, "R L D"]) -> Float32[Array, "R L"]:
     """The value of the state in which each token was sampled.
 
-    A sum of products, not a matrix product: accelerators round the
-    operands of those, and a value is to be float32 whatever the model computes in.
+    A sum of products, not a matrix product: accelerators round the operands of those, and a value is to be float32
+    whatever the model computes in.
 
     Args:
         head: Of `init_head`.

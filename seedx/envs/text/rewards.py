@@ -72,7 +72,8 @@ class RewardPool:
         self._awake, self._closed = True, False
         self._ids = itertools.count()
         self._said: set[str] = set()
-        self._num_scored = self._num_failed = self._num_late = 0  # rewards, attempts, those past the deadline
+        self._num_open = 0  # requests without a result; guarded by the lock
+        self._num_given = self._num_failed = self._num_late = 0  # results, failed attempts, those past the deadline
         self._wake_reads, self._wake_writes = os.pipe()
         self._workers = [RewardProcess(task_name, config) for _ in range(config.workers)]
         if config.sandbox == "unsafe":
@@ -109,14 +110,16 @@ class RewardPool:
                     "wait for results before more are submitted, or raise --reward.workers."
                 )
             self._waiting.append(Request(number, kind, line, future, time.monotonic()))
+            self._num_open += 1
             asleep, self._awake = not self._awake, True
             if asleep:
                 os.write(self._wake_writes, b"w")
+        self._metrics.gauge("reward/open", self._num_open)
         return future
 
     def why_nothing_scored(self) -> str | None:
-        """Why there is no reward though some were tried; None: there is one, or no attempt has failed yet."""
-        if self._num_scored or not self._num_failed:
+        """Why there is no reward though some were tried; None: a request had a result, or no attempt has failed yet."""
+        if self._num_given or not self._num_failed:
             return None
         late = (
             f", {self._num_late:,} of them because they took longer than {self._config.timeout_s:g} s; raise "
@@ -287,7 +290,10 @@ class RewardPool:
 
     def _settle(self, request: Request, result: Scores | Reply | None) -> None:
         self._metrics.time(f"{request.kind}/latency", time.monotonic() - request.submitted_at)
-        self._num_scored += request.kind == "reward" and result is not None
+        self._num_given += result is not None
+        with self._lock:
+            self._num_open -= 1
+        self._metrics.gauge("reward/open", self._num_open)
         with contextlib.suppress(InvalidStateError):  # Its owner has cancelled it.
             request.future.set_result(result)
 
