@@ -110,7 +110,8 @@ def _write_model(directory: Path) -> None:
     special = {"bos_token": LETTERS[2], "eos_token": LETTERS[1], "pad_token": LETTERS[0]}
     kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
     (directory / "tokenizer_config.json").write_text(json.dumps(kind | special))
-    lines = [json.dumps({"prompt": prompt.text, "answer": ""}) for prompt in RandomPrompts().prompts("train")]
+    # A letter less: the first token is BOS there.
+    lines = [json.dumps({"prompt": prompt.text[1:], "answer": ""}) for prompt in RandomPrompts().prompts("train")]
     (directory / "prompts.jsonl").write_text("\n".join(lines))
 
 
