@@ -2,9 +2,10 @@
 # requires-python = "==3.10.*"
 # dependencies = ["dm-launchpad==0.5.2", "tensorflow-cpu==2.8.4", "numpy<1.24", "protobuf<3.20"]
 # ///
-"""Launches the plan in a file as Launchpad's tests do; prints where its learner serves. Run by test_launchpad.py."""
+"""Launches the plan in a file as Launchpad's tests do. Run by test_launchpad.py."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -23,8 +24,10 @@ class Launch(absltest.TestCase):
         manager = launchpad.launch(program, launch_type="test_mp", test_case=self)
         manager.wait(["learner"])
         [learner] = program.groups["learner"]
-        print(json.dumps({"groups": {label: len(nodes) for label, nodes in program.groups.items()}}))
-        print(learner.create_handle().dereference())
+        groups = {label: len(nodes) for label, nodes in program.groups.items()}
+        assert groups["learner"] == 1
+        assert re.fullmatch(r"localhost:[1-9]\d*", learner.create_handle().dereference())  # the plan says port 0
+        print(json.dumps({"groups": groups}))
 
     def test_mt(self):
         with self.assertRaisesRegex(NotImplementedError, "learner is a command: launch it with local_mp"):  # noqa: PT027  no pytest here

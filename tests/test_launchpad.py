@@ -221,8 +221,10 @@ def test_a_signal_ends_everything_with_a_checkpoint(processes, tmp_path, how, co
 def test_a_launcher_that_is_killed_leaves_no_process(processes, tmp_path, whom):
     lp, _ = learning(processes, tmp_path)
     [launcher] = [child for child in psutil.Process(lp.popen.pid).children() if str(LP) in child.cmdline()]
+    assert len(processes.alive("seedx.run")) == 3
     (psutil.Process(lp.popen.pid) if whom == "uv" else launcher).kill()
     processes.wait_until_gone()
+    assert processes.alive() == []
 
 
 @real
