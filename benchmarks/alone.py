@@ -123,7 +123,7 @@ class Loop:
             batch = self._take(size)
             state = self._learner
             on_device = jax.device_put(batch, batch_shardings(self._mesh))
-            counts = np.float32(state.env_steps), np.int32(state.updates)
+            counts = np.float32(state.env_steps), np.int32(state.updates), None
             updated = self._update(state.params, None, state.opt_state, on_device, np.ones(size, np.float32), *counts)
             jax.block_until_ready(updated.params)
             count = int(np.count_nonzero(transition_mask(batch.timestep.step_type[self._config.network.lead :])))

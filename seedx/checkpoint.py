@@ -148,15 +148,16 @@ class Checkpointer:
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=self._keep,
                 async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
+                create=False,
+                **_by_itself(),
             )
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         return self._manager
 
     def _write_checksums(self) -> None:
         """Runs in the background, when all is written but not yet renamed to its final name: part of the commit."""
-        if jax.process_index() == 0:
-            for path in self.directory.glob(f"{self._saving}.orbax-checkpoint-tmp*"):
-                (path / "checksums.json").write_text(json.dumps(_checksums(path), indent=0))
+        for path in self.directory.glob(f"{self._saving}.orbax-checkpoint-tmp*"):
+            (path / "checksums.json").write_text(json.dumps(_checksums(path), indent=0))
 
 
 def load_params(run_dir: str | Path) -> Checkpoint:
@@ -179,6 +180,17 @@ def _orbax() -> ModuleType:
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs every step there; failures are raised as well.
     return ocp
+
+
+def _by_itself() -> dict[str, Any]:
+    """Options that keep Orbax from waiting for the other hosts of a learner: only the first one writes and reads."""
+    if jax.process_count() == 1:
+        return {}
+    index = jax.process_index()
+    options = _orbax().options.MultiprocessingOptions(
+        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"host{index}"
+    )
+    return {"multiprocessing_options": options}
 
 
 def _check_writable(directory: Path) -> None:
@@ -253,7 +265,7 @@ def _read(path: Path, templates: dict[str, Tree]) -> Checkpoint:
     """Reads one checkpoint; an item whose template is None comes as NumPy arrays."""
     metadata = json.loads((path / "metadata" / "metadata").read_text())
     items = {}
-    with _orbax().StandardCheckpointer() as reader:
+    with _orbax().StandardCheckpointer(**_by_itself()) as reader:
         for name, template in templates.items():
             held = reader.metadata(path / name).item_metadata.tree
             if template is None:  # Of NumPy templates only shape and dtype are looked at: broadcast, they cost nothing.

@@ -28,7 +28,10 @@ class LearnerConfig:
         max_grad_norm: Global-norm clip of the mean loss's gradient; 0: none.
         target_period: Updates between copies of the network to the target network; 0: there is none.
         devices: Devices that learn; 0: all.
-        inference_devices: Devices set aside for inference; 0: shared with learning.
+        inference_devices: Devices set aside for inference; 0: shared with learning. Of several hosts, each has so many
+            devices, and gives an equal part of `batch_size`.
+        host_wait_s: How long the hosts of one learner wait for each other at the start, seconds.
+        batch_wait_s: How long they wait for one that is short of data, seconds; then the others learn without it.
     """
 
     batch_size: int = 32
@@ -46,9 +49,12 @@ class LearnerConfig:
     target_period: int = 0
     devices: int = 0
     inference_devices: int = 0
+    host_wait_s: float = 300.0
+    batch_wait_s: float = 1.0
 
     def __post_init__(self) -> None:
         positive(self, "batch_size", "unroll_length", "microbatches", "learning_rate", "epsilon")
+        positive(self, "host_wait_s", "batch_wait_s")
         not_negative(self, "learning_rate_end", "learning_rate_steps", "max_grad_norm", "target_period")
         not_negative(self, "burn_in", "period")
         require(

@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 from seedx import rundir
-from seedx.checks import ConfigError
+from seedx.checks import ConfigError, require
 from seedx.config import Config
+from seedx.hosts import HostLostError, Hosts
 from seedx.inference.frontend import FrontEnd
 from seedx.inference.streams import Streams
 from seedx.llm_config import LlmConfig
@@ -28,8 +29,12 @@ _STOP_GRACE_S = 8.0  # of the supervisor's 10
 _SAVE_S = 600.0  # a last checkpoint that takes longer than that will never be finished
 
 
-def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> int:
+def run_learner(config: Config, run_dir: Path, address: str, resume: bool, hosts: Hosts) -> int:
     """Learns until the config says stop; the exit code."""
+    require(
+        hosts.alone or not config.deterministic,
+        "a deterministic run has one host: when a host is short of data depends on timing. Drop --deterministic.",
+    )
     rundir.claim(run_dir)
     crew = Crew()
     signals: list[int] = []
@@ -37,7 +42,7 @@ def run_learner(config: Config, run_dir: Path, address: str, resume: bool) -> in
     streams = Streams(config.num_slots, config.inference.max_streams)
     front_end = FrontEnd(address, config.inference, streams, crew.fail, env=config.env)
     front_end.start()
-    session = Session(config, run_dir, resume, crew, front_end, signals)
+    session = Session(config, run_dir, resume, crew, front_end, signals, hosts)
     return _run(crew, session, signals, run_dir)
 
 
@@ -70,7 +75,7 @@ def _wait(crew: Crew, session: Session | LlmSession, done: threading.Event, sign
             break
     if isinstance(crew.failure, ConfigError):
         raise crew.failure
-    if isinstance(crew.failure, ReverbLostError):  # says all; a traceback says no more
+    if isinstance(crew.failure, ReverbLostError | HostLostError):  # says all; a traceback says no more
         print(f"learner: {crew.failure}", file=sys.stderr, flush=True)
         return 1
     if crew.failure is not None:

@@ -22,6 +22,7 @@ from typing import Literal
 
 from seedx.checks import require
 from seedx.config_file import AnyConfig
+from seedx.hosts import Hosts
 from seedx.llm_config import LlmConfig
 from seedx.replay.description import table_description
 from seedx.rundir import newest_update
@@ -41,6 +42,8 @@ OPEN_REVERB = (
     "dm-reverb listens on all interfaces of this machine and asks for no credentials, as long as the run lasts; see "
     "docs/operations.md on how to fence it."
 )
+
+_ONE_HOST = Hosts()
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,13 @@ def make_program(
     address: str,
     python: str = sys.executable,
     server: str | None = None,
+    hosts: Hosts = _ONE_HOST,
 ) -> Program:
-    """The program of a run: a learner, its Reverb server, `num_actors` actors, `eval_actors` evaluation actors.
+    """The program of a run, or of one of its hosts: a learner, its Reverb server, actors and evaluation actors.
 
     An LLM run has no actors: what it acts in are texts, and rewards are computed by children of the learner.
 
-    With `num_actors=0` the learner's process steps the environments of actor 0 itself. Of a resumed run, the newest
+    With `num_actors=0` the learner's process steps the environments of one actor itself. Of a resumed run, the newest
     checkpoint in `run_dir` numbers the session, so that environments get other seeds than before.
 
     Args:
@@ -99,6 +103,7 @@ def make_program(
         address: Where the learner listens.
         python: The interpreter.
         server: Where actors find it; None: at `address`, or by this machine's name if that means "all interfaces".
+        hosts: Whose learners learn together, and which of them this is. Each has so many actors, numbered through.
 
     Raises:
         ConfigError: a Reverb server is asked for, and it cannot be started from here.
@@ -110,10 +115,14 @@ def make_program(
     session = ("--session", str(newest_update(run_dir))) if config.resume else ()
     replays = [_reverb_server(config, run_dir, python)] if config.replay == "reverb" else []
     replay = ("--replay", *(f"reverb://{role.serves}" for role in replays)) if replays else ()
+    together: tuple[str, ...] = ()
+    if not hosts.alone:
+        together = ("--coordinator", hosts.coordinator, "--num-hosts", str(hosts.count))
+        together += ("--host-index", str(hosts.index))
     learner = Role(
         name="learner",
         kind="learner",
-        command=(*run, "learner", "--run-dir", run_dir, "--listen", address, *replay, *resume),
+        command=(*run, "learner", "--run-dir", run_dir, "--listen", address, *replay, *together, *resume),
         restart=False,
         serves=address,
     )
@@ -130,8 +139,9 @@ def make_program(
 
     actors = []
     if not isinstance(config, LlmConfig):
-        first_evaluation = max(config.num_actors, 1)
-        actors = [actor(i, evaluation=False) for i in range(config.num_actors)]
+        training = max(config.num_actors, 1)
+        first, first_evaluation = hosts.index * training, hosts.count * training + hosts.index * config.eval_actors
+        actors = [actor(first + i, evaluation=False) for i in range(config.num_actors)]
         actors += [actor(first_evaluation + i, evaluation=True) for i in range(config.eval_actors)]
     return Program(run_dir=run_dir, address=address, roles=(learner, *replays, *actors))
 

@@ -6,10 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seedx import specs
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from seedx import sharding, specs
 from seedx.checkpoint import Checkpointer
 from seedx.checks import ConfigError
 from seedx.config import Config
+from seedx.hosts import Hosts
 from seedx.learner.learner import LearnerState
 from seedx.types import EnvSpec
 
@@ -75,6 +80,28 @@ def resume_run(checkpointer: Checkpointer, run_dir: Path, spec: EnvSpec, fresh: 
         env_steps=int(found.metadata["env_steps"]),
     )
     return Resumed(state, float(found.metadata["seconds"]), found.metadata["episodes"])
+
+
+def resume_together(
+    checkpointer: Checkpointer, run_dir: Path, spec: EnvSpec, fresh: LearnerState, mesh: Mesh, hosts: Hosts
+) -> Resumed:
+    """`resume_run` on several hosts together: the first one reads its run directory and tells the others."""
+    resumed = Resumed(fresh, seconds=0.0, episodes=None)
+    if hosts.index == 0:
+        resumed = resume_run(checkpointer, run_dir, spec, in_host_memory(fresh))
+    state = resumed.state
+    counts = np.array([state.updates, state.env_steps], np.int64).view(np.int32)  # jax has no int64 here
+    arrays = state.params, state.target_params, state.opt_state, counts
+    params, target_params, opt_state, counts = sharding.from_first_host(arrays, mesh)
+    updates, env_steps = np.asarray(counts).view(np.int64).tolist()
+    return resumed._replace(state=LearnerState(params, target_params, opt_state, updates, env_steps))
+
+
+def in_host_memory(state: LearnerState) -> LearnerState:
+    """The state as NumPy arrays, without a copy on a CPU: Orbax takes no arrays of one host among several."""
+    arrays = state.params, state.target_params, state.opt_state
+    params, target_params, opt_state = jax.tree.map(np.asarray, arrays)
+    return state._replace(params=params, target_params=target_params, opt_state=opt_state)
 
 
 def _other_arrays(state: LearnerState) -> dict[str, Any]:

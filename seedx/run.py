@@ -1,7 +1,7 @@
 """One role of a run in one process; the only place that puts the parts together.
 
     python -m seedx.run learner --run-dir DIR --listen unix:/path|host:port [--resume]
-        [--replay reverb://host:port]
+        [--replay reverb://host:port] [--coordinator host:port --num-hosts N --host-index I]
     python -m seedx.run actor --run-dir DIR --server unix:/path|host:port --actor-id I [--evaluation] [--session U]
         [--restart N]
 
@@ -30,9 +30,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seedx.checks import ConfigError
+from seedx.checks import ConfigError, require
 from seedx.config import Config
 from seedx.config_file import AnyConfig, env_config, read_config
+from seedx.hosts import Hosts
 from seedx.llm_config import LlmConfig
 from seedx.parent import die_with_parent
 from seedx.signals import on_stop
@@ -73,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     learner.add_argument("--listen", required=True, help="unix:/path or host:port")
     learner.add_argument("--replay", help="where the replay is, if not where config.json says")
     learner.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the run directory")
+    learner.add_argument("--coordinator", default="", help="host:port of host 0, if several hosts learn together")
+    learner.add_argument("--num-hosts", type=int, default=1, help="how many these are")
+    learner.add_argument("--host-index", type=int, default=0, help="which of them this is, from 0")
     actor = roles.add_parser("actor", help="steps environments")
     actor.add_argument("--server", required=True, help="unix:/path or host:port of the learner")
     actor.add_argument("--actor-id", type=int, required=True, help="unique in the run, from 0")
@@ -93,9 +97,11 @@ def _run_learner(arguments: argparse.Namespace, config: AnyConfig) -> int:
     logging.getLogger("seedx").addHandler(logging.StreamHandler(sys.stdout))
     if arguments.replay is not None:
         config = dataclasses.replace(config, replay=arguments.replay)
+    hosts = Hosts(arguments.coordinator, arguments.num_hosts, arguments.host_index)
     if isinstance(config, LlmConfig):
+        require(hosts.alone, "an LLM run has one host; leave --num-hosts out.")
         return run_llm_learner(config, Path(arguments.run_dir), arguments.resume)
-    return run_learner(config, Path(arguments.run_dir), arguments.listen, arguments.resume)
+    return run_learner(config, Path(arguments.run_dir), arguments.listen, arguments.resume, hosts)
 
 
 class _Display(io.FileIO):

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import math
 import threading
 import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seedx import rundir
 from seedx.checks import ConfigError
 from seedx.config import Config
+from seedx.config_file import to_json
 from seedx.ending import Ending, check_actors
+from seedx.hosts import Hosts
 from seedx.inference.frontend import FrontEnd
 from seedx.threads import Crew, spare_the_collector
 from seedx.types import EnvSpec
+
+if TYPE_CHECKING:
+    from seedx.learner.batches import LearnerBatch
 
 _POLL_S = 0.1
 
@@ -37,8 +44,13 @@ class Session:
         crew: Crew,
         front_end: FrontEnd,
         signals: list[int],
+        hosts: Hosts,
     ) -> None:
+        share = dataclasses.replace(config.learner, batch_size=hosts.share(config.learner.batch_size))
         self._config = config
+        self._host_config = dataclasses.replace(config, learner=share)  # for what this host does by itself
+        self._hosts = hosts
+        self._signals = signals
         self._run_dir = run_dir
         self._resume = resume
         self._crew = crew
@@ -47,6 +59,7 @@ class Session:
         self.front_end = front_end
         self.learning = False
         self.saving_since = -math.inf
+        self._agreed = True  # that the run ends, on all hosts; not if this one's learner fails
 
     def run(self, done: threading.Event) -> None:
         """From the first actor's hello to the last line; sets `done`, whether it succeeds or fails."""
@@ -62,7 +75,10 @@ class Session:
             done.set()
 
     def _load(self) -> None:
-        """Loads what takes seconds, while the actors start."""
+        """Loads what takes seconds, while the actors start, and finds the other hosts."""
+        alike = dataclasses.replace(self._config, run_dir=None)  # all but that, on all hosts
+        settings = hashlib.sha256(to_json(alike).encode()).hexdigest()
+        self._hosts.join(settings, self._config.learner.host_wait_s, self._crew.stop.is_set)
         import jax
 
         import seedx.agents.build
@@ -91,7 +107,7 @@ class Session:
         )
 
     def _act_here(self) -> None:
-        """Actor 0 in this process, through the same client (`--num-actors 0`)."""
+        """The one actor of this host in this process, through the same client (`--num-actors 0`)."""
         from seedx.envs.actor import run_actor
         from seedx.envs.make import make_env
         from seedx.inference.client import Replaced
@@ -100,7 +116,7 @@ class Session:
             run_actor(
                 self._config,
                 self.front_end.address,
-                actor_id=0,
+                actor_id=self._hosts.index,
                 make_group=lambda seeds: make_env(self._config, len(seeds), seeds),
                 session=rundir.newest_update(self._run_dir) if self._resume else 0,
                 stop=self._crew.stop,
@@ -111,17 +127,18 @@ class Session:
         from seedx.agents.build import build_agent
         from seedx.checkpoint import Checkpointer
         from seedx.inference.policy import PolicyServer
-        from seedx.learner.batches import Batches
+        from seedx.joint import Joint
+        from seedx.learner.batches import Batches, masked_batch
         from seedx.learner.learner import Learner, initial_state
         from seedx.metrics import Metrics
         from seedx.profiling import ProfileWindow
         from seedx.replay.build import make_replay, snapshot_of
         from seedx.replay.keeper import Keeper
         from seedx.report import Reporter
-        from seedx.resume import resume_run
+        from seedx.resume import resume_run, resume_together
         from seedx.weights import WeightStore
 
-        config = self._config
+        config, own = self._config, self._host_config
         self.spec = spec
         self.meshes = meshes = sharding.build_meshes(config.learner)
         self.agent = build_agent(config, spec)
@@ -131,8 +148,12 @@ class Session:
             raise ConfigError(str(error)) from error
         state = initial_state(self.agent, config.learner, meshes.learner, config.seed)
         episodes = None
-        if self._resume:
+        self._hosts.meet("resuming", config.learner.host_wait_s)
+        if self._resume and self._hosts.alone:
             state, self._seconds_before, episodes = resume_run(self.checkpointer, self._run_dir, spec, state)
+        elif self._resume:
+            resumed = resume_together(self.checkpointer, self._run_dir, spec, state, meshes.learner, self._hosts)
+            state, self._seconds_before, episodes = resumed
         self._first_update = state.updates
         self.metrics = Metrics(
             rates=("env_steps", "updates", "server/messages"),
@@ -140,33 +161,39 @@ class Session:
         )
         weights = WeightStore(sharding.mover(meshes.learner, meshes.inference))
         self.learner = Learner(
-            self.agent, config.learner, meshes, state, weights, self.metrics, config.seed, self._run_dir
+            self.agent, config.learner, meshes, state, weights, self.metrics, config.seed, self._run_dir, self._hosts
         )
         self.policy = PolicyServer(
             self.agent,
             spec,
-            config,
+            own,
             weights,
             meshes,
             self.metrics,
             self._crew,
             episodes=episodes,
+            num_hosts=self._hosts.count,
         )
         example = self.policy.example_items(config.unroll_rows)
         seconds_left = math.inf if config.seconds is None else config.seconds - self._ending.seconds
-        self.replay = make_replay(config, example, self._resume, seconds_left)
-        snapshot = snapshot_of(config, self.replay, self._run_dir, example, self._resume)
+        self.replay = make_replay(own, example, self._resume, seconds_left)
+        snapshot = snapshot_of(own, self.replay, self._run_dir, example, self._resume)
         interval_s = config.checkpoint.replay_interval_s
         self.keeper = Keeper(snapshot, interval_s, self.metrics, self._crew) if snapshot is not None else None
         self.batches = Batches(
             self.replay,
-            config.learner,
+            own.learner,
             config.table.importance_exponent if config.table.sampler == "prioritized" else 0.0,
             meshes.learner,
             self.metrics,
             self._crew,
             acted=None if config.table.is_queue else lambda: self.policy.env_steps,
         )
+        self.joint = None
+        if not self._hosts.alone:
+            shapes = self.policy.example_batch(own.learner.batch_size, config.unroll_rows)
+            masked, wait_s = masked_batch(shapes, meshes.learner), config.learner.batch_wait_s
+            self.joint = Joint(self._hosts, self.learner, self.batches, masked, wait_s, self._crew, self._signals)
         self.profile = ProfileWindow(config.metrics, self._run_dir)
         self.reporter = Reporter(config, self._run_dir, self.metrics, self._figures, self._crew.stop)
 
@@ -180,6 +207,7 @@ class Session:
             raise SystemExit(1)
 
     def _start(self) -> None:
+        self._hosts.meet("learning", self._config.learner.host_wait_s)
         spare_the_collector()
         self.policy.start(self.front_end.deliver, self.replay)
         self.batches.start()
@@ -191,30 +219,44 @@ class Session:
 
     def _learn(self) -> str:
         """Learns until something says stop; what it was. Even a failure leaves the state of the last good update."""
+        from seedx.learner.learner import NonFiniteError
+
         try:
             last_checkpoint = time.monotonic()
-            while (reason := self._ending.reason(self.learner.state.env_steps)) is None:
-                check_actors(self._config, self._run_dir, self.policy.heard_at)
-                batch = self.batches.next(_POLL_S)
+            while True:
+                reason = self._ending.reason(self.learner.state.env_steps)
+                if reason is not None and self.joint is None:
+                    return reason
+                if self.joint is None or self.joint.idle:  # A host that lost its actors need not stop the others.
+                    check_actors(self._config, self._run_dir, self.policy.heard_at)
+                batch = self._next_batch(stopping=reason is not None)
                 if batch is None:
                     continue
                 # Judged before the update is published: in lock-step, nobody acts until then, and runs repeat.
-                solved = self._ending.is_solved(*self.policy.episodes.mean_return())
-                priorities = self.learner.step(batch)
+                mean, count = self.policy.episodes.mean_return()
+                if self.joint is None:
+                    priorities = self.learner.step(batch)
+                else:
+                    priorities, reason, (mean, count) = self.joint.update(batch, reason, mean, count)
                 if priorities is not None:
                     self.replay.update_priorities(batch.keys, priorities)
-                self.learning = True
+                self.learning = self.learner.state.updates > self._first_update
                 self.profile.tick()
                 interval_s = self._config.checkpoint.interval_s
                 if interval_s and time.monotonic() - last_checkpoint > interval_s:
                     self._save()
                     last_checkpoint = time.monotonic()
-                if solved:
+                if reason is not None:
+                    return reason
+                if self._ending.is_solved(mean, count):
                     return "solved"
-            return reason
         except Exception as error:
+            self._agreed = isinstance(error, NonFiniteError)  # which all hosts see
             self._crew.fail(error)
             return "failed"
+
+    def _next_batch(self, stopping: bool) -> LearnerBatch | None:
+        return self.batches.next(_POLL_S) if self.joint is None else self.joint.next_batch(stopping)
 
     def _opening(self) -> str:
         from seedx.console import opening_line
@@ -232,7 +274,7 @@ class Session:
             "frames": state.env_steps * self.spec.frame_skip,
             "version": state.updates,
             "seconds": seconds,
-            "lag_updates_mean": self.learner.lag_sum / max(state.updates - self._first_update, 1),
+            "lag_updates_mean": self.learner.lag_sum / max(self.learner.lag_batches, 1),
             **self.replay.info(),
             **self.policy.episodes.snapshot(),
             **self._ending.solved,
@@ -240,10 +282,14 @@ class Session:
         }
 
     def _save(self, block: bool = False) -> None:
-        from seedx.resume import save_run
+        """Writes a checkpoint; of several hosts, the first one does."""
+        from seedx.resume import in_host_memory, save_run
 
+        if self._hosts.index:
+            return
+        state = self.learner.state if self._hosts.alone else in_host_memory(self.learner.state)
         seconds, episodes = self._seconds(), self.policy.episodes.state()
-        save_run(self.checkpointer, self._config, self.spec, self.learner.state, seconds, episodes, block)
+        save_run(self.checkpointer, self._config, self.spec, state, seconds, episodes, block)
 
     def _seconds(self) -> float:
         """Wall time of the run, earlier sessions included."""
@@ -254,12 +300,15 @@ class Session:
         try:
             if self.learning:
                 self.saving_since = time.monotonic()
-                self._save(block=True)
+                if self.joint is None or not self.joint.broken:
+                    self._save(block=True)
                 if self.keeper is not None:
                     self.keeper.finish()  # which a Reverb server that is gone may refuse
         finally:
             self.checkpointer.close()
-            self.saving_since = -math.inf
             self.profile.close()
             self.reporter.finish(reason)
             self.replay.close()
+            if self._agreed:
+                self._hosts.leave()
+            self.saving_since = -math.inf

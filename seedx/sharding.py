@@ -27,7 +27,7 @@ _RULES = {"batch": (DATA, FSDP), "embed": (FSDP,), "kv_heads": (TENSOR,), "ffn":
 
 
 class Meshes(NamedTuple):
-    """The learner's and the policy server's devices; the same mesh unless the config splits them.
+    """The learner's devices, on all hosts, and the policy server's; the same mesh on one host without a split.
 
     `launching` is held while a computation is launched. Launches must reach all shared devices in one order: if two
     threads' collectives were queued in different orders on two devices, each would wait for the other for ever.
@@ -39,27 +39,31 @@ class Meshes(NamedTuple):
 
 
 def build_meshes(config: LearnerConfig) -> Meshes:
-    """One-axis meshes over this process's devices.
+    """One-axis meshes: the learner's over the devices of all hosts, the policy server's over this host's.
 
     Raises:
-        ConfigError: more devices are asked for than there are, or the batch does not divide.
+        ConfigError: more devices are asked for than a host has, or the batch does not divide.
     """
-    devices = jax.local_devices()
+    hosts: list[list[jax.Device]] = [[] for _ in range(jax.process_count())]
+    for device in jax.devices():
+        hosts[device.process_index].append(device)
+    devices = hosts[jax.process_index()]
     available = len(devices) - config.inference_devices
     count = config.devices or available
-    if count > available or available < 1:
+    if count > available or available < 1 or any(len(those) < count for those in hosts):
         raise ConfigError(
             f"learner.devices ({config.devices}) and learner.inference_devices ({config.inference_devices}) ask for "
-            f"more than the {len(devices)} devices that there are."
+            f"more than the {min(map(len, hosts))} devices that there are."
         )
-    microbatch = config.batch_size // config.microbatches
-    if microbatch % count:
+    microbatch, size = config.batch_size // config.microbatches, count * len(hosts)
+    if microbatch % size:
         raise ConfigError(
-            f"learner.batch_size / learner.microbatches ({microbatch}) must be divisible by the data axis ({count})."
+            f"learner.batch_size / learner.microbatches ({microbatch}) must be divisible by the data axis ({size})."
         )
-    learner = _mesh(devices[:count])
+    learner = _mesh([device for those in hosts for device in those[:count]])
     if config.inference_devices == 0:
-        return Meshes(learner, learner, threading.Lock() if count > 1 else contextlib.nullcontext())
+        here = _mesh(devices[:count])
+        return Meshes(learner, here, threading.Lock() if count > 1 else contextlib.nullcontext())
     return Meshes(learner, _mesh(devices[len(devices) - config.inference_devices :]), contextlib.nullcontext())
 
 
@@ -82,7 +86,44 @@ def mover(source: Mesh, target: Mesh) -> Callable[[Tree], Tree] | None:
     if source == target:
         return None
     whole = replicated(target)
-    return lambda tree: jax.device_put(tree, whole)
+    return lambda tree: jax.device_put(local_view(tree, source), whole)  # no copy if it is there already
+
+
+def local_view(tree: Tree, mesh: Mesh) -> Tree:
+    """A tree that is replicated over a mesh of several hosts, as arrays of this host's devices alone; no copy."""
+    if not mesh.is_multi_process:
+        return tree
+    whole = replicated(mesh.local_mesh)
+
+    def view(leaf: jax.Array) -> jax.Array:
+        shards = [shard.data for shard in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, whole, shards)
+
+    return jax.tree.map(view, tree)
+
+
+def put(tree: Tree, shardings: Any) -> Tree:
+    """Arrays in host memory on the devices; of several hosts, each gives the rows of its own devices.
+
+    Args:
+        tree: NumPy arrays.
+        shardings: Where they go, a prefix of the tree.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings)
+
+    def put_part(sharding: NamedSharding, part: Tree) -> Tree:
+        return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), part)
+
+    return jax.tree.map(put_part, shardings, tree)
+
+
+def from_first_host(tree: Tree, mesh: Mesh) -> Tree:
+    """Host 0's tree of arrays on all hosts, replicated over a mesh; all must call this together."""
+    from jax.experimental import multihost_utils
+
+    values = multihost_utils.broadcast_one_to_all(jax.tree.map(np.asarray, tree))
+    return put(jax.tree.map(np.asarray, values), replicated(mesh))
 
 
 def serve_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:

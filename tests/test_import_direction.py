@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 # From the top; each name is a module or a package, and imports only from layers below its own or from its own package.
 LAYERS = [
     {"launch"},
-    {"run"},
+    {"launcher", "run"},
     {"learner_role", "serve_role", "supervisor"},
     {"child", "llm_session", "session"},
     {"evaluate_llm", "llm_serving", "llm_warm_start"},
@@ -19,6 +19,7 @@ LAYERS = [
         "agents",
         "ending",
         "evaluate",
+        "joint",
         "llm_setup",
         "llm_resume",
         "llm_view",
@@ -35,6 +36,7 @@ LAYERS = [
         "chat",
         "compilation_cache",
         "config_file",
+        "hosts",
         "imports",
         "memory",
         "parent",
@@ -44,6 +46,7 @@ LAYERS = [
         "signals",
         "specs",
         "threads",
+        "votes",
     },
     {"llm_config"},
     {"bpe", "config", "types"},

@@ -186,7 +186,7 @@ def test_a_bad_value_is_one_line_and_exit_code_2(capsys):
 
 def test_launchers_import_neither_jax_nor_environments():
     code = (
-        "import sys, seedx.program, seedx.cli, seedx.supervisor\n"
+        "import sys, seedx.launcher, seedx.program, seedx.cli, seedx.supervisor\n"
         "assert not {'jax', 'numpy', 'envpool', 'grpc'} & set(sys.modules), sorted(sys.modules)"
     )
     assert subprocess.run((sys.executable, "-c", code), cwd=ROOT).returncode == 0

@@ -47,7 +47,7 @@ def run(agent, config, batch, devices=1, updates=1):
     params = agent.init(jax.random.key(1))
     opt_state = make_optimizer(config).init(params)
     for i in range(updates):
-        result = update(params, None, opt_state, batch, jnp.asarray(ONES), jnp.float32(i * 100), jnp.int32(i))
+        result = update(params, None, opt_state, batch, jnp.asarray(ONES), jnp.float32(i * 100), jnp.int32(i), None)
         params, opt_state = result.params, result.opt_state
     return result
 
@@ -171,9 +171,9 @@ def test_an_update_that_is_not_finite_changes_nothing(value, optimizer):
     bad.timestep.observation[2, 3, 1] = value
     bad.timestep.step_type[2, 3] = 1
     params = Regression().init(jax.random.key(1))
-    sound = update(params, None, make_optimizer(config).init(params), batch, ONES, np.float32(0), np.int32(0))
+    sound = update(params, None, make_optimizer(config).init(params), batch, ONES, np.float32(0), np.int32(0), None)
     before = jax.tree.map(np.array, (sound.params, sound.opt_state))
-    result = update(sound.params, None, sound.opt_state, bad, ONES, np.float32(0), np.int32(1))
+    result = update(sound.params, None, sound.opt_state, bad, ONES, np.float32(0), np.int32(1), None)
     assert bool(sound.finite)
     assert not bool(result.finite)
     after = jax.tree.map(np.array, (result.params, result.opt_state))
@@ -184,7 +184,7 @@ def test_only_the_optimizer_state_is_donated():
     update = regression_update(CONFIG, 8)
     params, _, opt_state, *_ = initial_state(Regression(), CONFIG, mesh(8), 0)
     batch = jax.device_put(random_unroll(B, T), batch_shardings(mesh(8)))
-    result = update(params, None, opt_state, batch, ONES, np.float32(0), np.int32(0))
+    result = update(params, None, opt_state, batch, ONES, np.float32(0), np.int32(0), None)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(opt_state))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((params, batch, result)))
     jax.block_until_ready(jax.tree.map(jnp.copy, params))

@@ -95,7 +95,7 @@ def test_readers_keep_the_last_two_versions_through_a_thousand_updates():
         thread.start()
     params, opt_state = state.params, state.opt_state
     for i in range(1, 1001):
-        result = update(params, None, opt_state, batch, weights, np.float32(0), np.int32(i))
+        result = update(params, None, opt_state, batch, weights, np.float32(0), np.int32(i), None)
         params, opt_state = result.params, result.opt_state
         truth[i] = np.array(params["w"])
         store.publish(i, params)

@@ -45,6 +45,7 @@ class PolicyServer:
         metrics: Counts batches and waits.
         crew: Runs the threads; a failure in one stops the process.
         episodes: Episode statistics to go on from.
+        num_hosts: That have such a server; actors are numbered through all of them.
 
     Attributes:
         heard_at: When an actor of training was heard of last, on the monotonic clock.
@@ -60,8 +61,10 @@ class PolicyServer:
         metrics: Metrics,
         crew: Crew,
         episodes: Mapping[str, Any] | None = None,
+        num_hosts: int = 1,
     ) -> None:
         self._config = config
+        self._num_hosts = num_hosts
         self._weights = weights
         self._metrics = metrics
         self._crew = crew
@@ -240,7 +243,7 @@ class PolicyServer:
     def _ranks(self, actor_id: int, envs: np.ndarray) -> np.ndarray:
         """The places 0 to 1 of an actor's environments among those that the run trains on; float32."""
         per_actor = self._config.envs_per_actor
-        last = max(self._config.num_actors, 1) * per_actor - 1
+        last = max(self._config.num_actors, 1) * self._num_hosts * per_actor - 1
         return np.clip((actor_id * per_actor + envs) / max(last, 1), 0.0, 1.0).astype(np.float32)
 
     def _refuse(self, request: Request, wrong: str) -> None:

@@ -20,7 +20,7 @@ from seedx.metrics import Metrics
 from seedx.replay.patience import Patience
 from seedx.replay.replay import Replay, ReplayTimeoutError, Sample
 from seedx.threads import Crew
-from seedx.types import Unroll, transition_mask
+from seedx.types import StepType, Unroll, transition_mask
 
 _SAMPLE_TIMEOUT_S = 0.5
 
@@ -33,6 +33,11 @@ class LearnerBatch(NamedTuple):
     host: Unroll  # the unrolls in host memory, kept until the update is known to be finite
     keys: np.ndarray  # uint64 [B]
     env_steps: int  # executed environment steps that are new with this batch
+
+    @property
+    def masked(self) -> bool:
+        """Whether it is one of `masked_batch`."""
+        return not len(self.keys)
 
 
 class Batches:
@@ -96,7 +101,7 @@ class Batches:
         """Items `[B, T+1, ...]` as a time-major batch on the devices."""
         host = time_major(sample.items)
         weights = importance_weights(sample, self._importance_exponent)
-        unroll, weights = jax.device_put((host, weights), self._shardings)
+        unroll, weights = sharding.put((host, weights), self._shardings)
         return LearnerBatch(unroll, weights, host, sample.keys, self._new_steps(host))
 
     def _new_steps(self, host: Unroll) -> int:
@@ -112,6 +117,21 @@ class Batches:
             except queue.Full:
                 continue
             return
+
+
+def masked_batch(example: Unroll, mesh: Mesh) -> LearnerBatch:
+    """A batch without executed transitions, for a host that has none while others learn.
+
+    Args:
+        example: Shapes of this host's part of a batch, `[T+1, B]`.
+        mesh: The learner's devices.
+    """
+    host: Unroll = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), example)
+    host.timestep.step_type[...] = StepType.LAST
+    weights = np.zeros(example.version.shape[1], np.float32)
+    shardings = batch_shardings(mesh), sharding.split_axis(mesh, 0)
+    unroll, weights = sharding.put((host, weights), shardings)
+    return LearnerBatch(unroll, weights, host, keys=np.zeros(0, np.uint64), env_steps=0)
 
 
 def importance_weights(sample: Sample, exponent: float) -> np.ndarray:

@@ -1,8 +1,9 @@
 """One learner update as a pure, jitted function: gradients of the agent's loss, clipped, applied.
 
-`update(params, target_params, opt_state, batch, weights, env_steps, updates) -> Updated` donates target_params and
-opt_state, never params: the new params *are* the published version, and the old ones are freed by their last reader.
-A loss or gradient that is not finite changes nothing and is reported in `finite`.
+`update(params, target_params, opt_state, batch, weights, env_steps, updates, votes) -> Updated` donates target_params
+and opt_state, never params: the new params *are* the published version, and the old ones are freed by their last
+reader. A loss or gradient that is not finite changes nothing and is reported in `finite`; a batch without executed
+transitions changes nothing either.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Updated(NamedTuple):
     priorities: Any  # float32 [B], or None where the agent has none
     metrics: dict[str, Array]  # scalars, means over the transitions that were trained on
     finite: Array  # bool; False: loss or gradient was not finite and nothing was changed
+    votes: Any  # float32 [devices, ...], as they were put in, from all hosts to all; None on one host
 
 
 def make_optimizer(config: LearnerConfig) -> optax.GradientTransformation:
@@ -60,7 +62,7 @@ def batch_shardings(mesh: Mesh) -> Unroll:
 
 def make_update(
     agent: Agent, config: LearnerConfig, mesh: Mesh, seed: int
-) -> Callable[[Tree, Tree, Tree, Unroll, Any, Any, Any], Updated]:
+) -> Callable[[Tree, Tree, Tree, Unroll, Any, Any, Any, Any], Updated]:
     """The jitted update of an agent on a mesh; the same function on one device or many.
 
     Every `target_period` updates, the target network becomes the network as it was before the update.
@@ -75,6 +77,7 @@ def make_update(
         weights: Float[Array, "B"],
         env_steps: Float[Array, ""],
         updates: Int[Array, ""],
+        votes: Any,
     ) -> Updated:
         key = jax.random.fold_in(run_key(seed, Purpose.LOSS), updates)
         if config.target_period:
@@ -83,7 +86,7 @@ def make_update(
         (loss, metrics, count), gradient, priorities = _summed(
             agent, params, target_params, batch, weights, key, config.microbatches
         )
-        count = jnp.maximum(count.astype(jnp.float32), 1.0)
+        some, count = count > 0, jnp.maximum(count.astype(jnp.float32), 1.0)
         gradient = jax.tree.map(lambda g: g / count.astype(g.dtype), gradient)
         metrics = {name: value / count for name, value in metrics.items()}
         norm = optax.tree.norm(gradient)
@@ -93,22 +96,23 @@ def make_update(
         rate = learning_rate(config, env_steps)
         new_params = jax.tree.map(lambda p, d: p - (rate * d).astype(p.dtype), params, direction)
 
-        def keep_if_finite(new: Array, old: Array) -> Array:
-            return jnp.where(finite, new, old)
+        def keep_if_sound(new: Array, old: Array) -> Array:
+            return jnp.where(finite & some, new, old)
 
         return Updated(
-            params=jax.tree.map(keep_if_finite, new_params, params),
+            params=jax.tree.map(keep_if_sound, new_params, params),
             target_params=target_params,
-            opt_state=jax.tree.map(keep_if_finite, new_opt_state, opt_state),
+            opt_state=jax.tree.map(keep_if_sound, new_opt_state, opt_state),
             priorities=priorities,
             metrics={**metrics, "loss": loss / count, "grad_norm": norm, "learning_rate": rate},
             finite=finite,
+            votes=votes,
         )
 
-    whole = sharding.replicated(mesh)
+    whole, rows = sharding.replicated(mesh), sharding.split_axis(mesh, 0)
     return jax.jit(
         update,
-        in_shardings=(whole, whole, whole, batch_shardings(mesh), sharding.split_axis(mesh, 0), whole, whole),
+        in_shardings=(whole, whole, whole, batch_shardings(mesh), rows, whole, whole, rows),
         out_shardings=whole,
         donate_argnums=(1, 2),
     )

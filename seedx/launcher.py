@@ -1,0 +1,61 @@
+"""What launchers do on one machine: prepare the run directory and run the roles there to their end."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+
+from seedx import cli, rundir, supervisor
+from seedx.checks import ConfigError
+from seedx.config_file import AnyConfig, differing_flags, from_json
+from seedx.hosts import Hosts
+from seedx.llm_config import LlmConfig
+from seedx.program import OPEN_REVERB, make_program
+
+_MAX_SOCKET_PATH = 100  # The kernel allows 107 bytes.
+_ONE_HOST = Hosts()
+
+
+def launch(config: AnyConfig, name: str, hosts: Hosts = _ONE_HOST) -> int:
+    """Runs a run, or this host's part of it; the exit code.
+
+    Args:
+        config: Of the run.
+        name: Of the launcher, in messages.
+        hosts: Whose learners learn together.
+
+    Raises:
+        ConfigError: it cannot be started.
+    """
+    config_file = Path(config.run_dir or "") / "config.json"
+    former = config_file.read_text() if config.resume and config_file.is_file() else None
+    config = cli.prepare_run_dir(config)
+    assert config.run_dir is not None
+    before = rundir.newest_update(config.run_dir)
+    with _socket_directory() as directory:
+        program = make_program(config, config.run_dir, f"unix:{directory}/learner.sock", hosts=hosts)
+        if config.replay == "reverb":
+            print(f"{name}: {OPEN_REVERB}", file=sys.stderr)
+        code = supervisor.supervise(program)
+    if former is not None and hosts.index == 0 and rundir.newest_update(config.run_dir) == before:
+        rundir.write_config(config.run_dir, former)  # Nothing was learned with the new one, which may not even fit.
+        goal = "stop_at_reward" if isinstance(config, LlmConfig) else "stop_at_return"
+        lasts = {name: getattr(config, name) for name in ("steps", "seconds", goal)}  # refuses nothing
+        as_before = dataclasses.replace(from_json(former), resume=True, run_dir=config.run_dir, **lasts)
+        if code == supervisor.USER_ERROR and (changed := differing_flags(as_before, config)):
+            print(f"{name}: this run was resumed with {', '.join(changed)}.", file=sys.stderr)
+    return code
+
+
+def _socket_directory() -> tempfile.TemporaryDirectory:
+    """A directory that only this user can enter, with a path short enough for a socket."""
+    short = len(tempfile.gettempdir()) + len("/seedx-12345678/learner.sock") <= _MAX_SOCKET_PATH
+    return tempfile.TemporaryDirectory(prefix="seedx-", dir=None if short else "/tmp", ignore_cleanup_errors=True)
+
+
+def report(name: str, error: ConfigError) -> int:
+    """Says why a launcher can do nothing; its exit code."""
+    print(f"{name}: {error}", file=sys.stderr)
+    return supervisor.USER_ERROR
