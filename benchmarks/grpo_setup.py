@@ -27,7 +27,8 @@ from seedx.learner.text_learner import TextLearner, shapes_of
 from seedx.learner.token_logprobs import Model
 from seedx.learner.trainable import Trainable
 from seedx.llm_config import LlmConfig
-from seedx.llm_setup import Setup, layout_of, make_scheduler
+from seedx.llm_parts import make_scheduler
+from seedx.llm_setup import Setup, layout_of
 from seedx.metrics import Metrics
 from seedx.replay.fifo import Fifo
 from seedx.reward_config import RewardConfig

@@ -18,8 +18,9 @@ from seedx.config_file import from_json
 from seedx.envs.text.held_out import HeldOut, held_out
 from seedx.envs.text.task import Prompt
 from seedx.llm_config import LlmConfig
+from seedx.llm_parts import make_generation, make_scheduler
 from seedx.llm_prompts import first_prompts, prompts_of
-from seedx.llm_setup import Setup, caster, layout_of, make_generation, make_scheduler, set_up
+from seedx.llm_setup import Setup, caster, layout_of, set_up
 from seedx.metrics import Metrics
 from seedx.threads import Crew
 from seedx.weights import Weights

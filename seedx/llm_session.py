@@ -9,12 +9,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from seedx.checks import ConfigError, require
 from seedx.ending import Ending, StoppedError, TimeOverError, end_before_first_update
@@ -40,7 +36,6 @@ class LlmSession:
         self._crew = crew
         self._signals = signals
         self._ending = Ending(config, run_dir, crew.stop, signals)
-        self._scores_before = self._scores_after = np.array([])  # of each held-out prompt
         self._server: Any = None  # Serving
         self.learning = False
         self.saving_since = -math.inf
@@ -87,40 +82,17 @@ class LlmSession:
 
     def _build_learner(self) -> None:
         """The learner with its state: from a checkpoint, or from the model after its warm start."""
-        from seedx import sharding
-        from seedx.agents.grpo import grpo_loss
         from seedx.checkpoint import Checkpointer
-        from seedx.learner.text_learner import TextLearner, shapes_of
         from seedx.learner.token_logprobs import Model
-        from seedx.learner.trainable import Trainable
+        from seedx.llm_parts import make_learner
         from seedx.llm_resume import Progress, resume_llm_run
         from seedx.llm_warm_start import warm_started
 
         config, learner, setup = self._config, self._config.learner, self._setup
         params, self._initial_params = self._initial_params, None  # of the warm start; there is no room for both
         self._policy = Model(setup.config, config.rollout.temperature, learner.dtype, learner.remat)
-        row_groups = sharding.row_groups(setup.mesh)
-        group_size, max_tokens = config.grpo.group_size, setup.max_tokens
-        self.learner = TextLearner(
-            self._policy,
-            partial(grpo_loss, self._policy, config.grpo),
-            Trainable(
-                setup.config,
-                setup.mesh,
-                value_head=config.grpo.advantage == "gae",
-                reference=config.grpo.kl_cost > 0,
-                lora=config.lora,
-                seed=config.seed,
-            ),
-            config.grpo,
-            learner,
-            setup.mesh,
-            params,
-            shapes_of(learner, group_size, setup.max_prompt_tokens, max_tokens, row_groups),
-            self._publish,
-            self._metrics,
-            self._run_dir,
-            setup.launching,
+        self.learner = make_learner(
+            config, setup, self._policy, params, publish=self._publish, metrics=self._metrics, run_dir=self._run_dir
         )
         try:
             self._checkpointer = Checkpointer(self._run_dir, keep=config.checkpoint.keep)
@@ -133,13 +105,12 @@ class LlmSession:
         self._earlier = Progress(0.0, [])
         if resume:
             state, self._earlier = resume_llm_run(self._checkpointer, config, self.learner.trainable, state)
-            self._scores_before = np.array(self._earlier.scores_before)
         self.learner.state = state
         self._first_update = state.updates
 
     def _build_engine(self) -> None:
         """Compiles learning and decoding."""
-        from seedx.llm_setup import make_scheduler
+        from seedx.llm_parts import make_scheduler
         from seedx.weights import Weights
 
         _say("compiling")
@@ -152,7 +123,8 @@ class LlmSession:
         from seedx.envs.text.group_queue import GroupQueue, example
         from seedx.envs.text.rollouts import Pace, Rollouts
         from seedx.envs.text.sample_log import SampleLog
-        from seedx.llm_setup import make_curriculum, make_generation
+        from seedx.llm_parts import make_curriculum, make_generation
+        from seedx.llm_scores import Scores
         from seedx.llm_view import LLM_VIEW
         from seedx.llm_warnings import Warnings
         from seedx.profiling import ProfileWindow
@@ -161,6 +133,7 @@ class LlmSession:
 
         config, state, tokenizer = self._config, self.learner.state, self._setup.tokenizer
         self._generation, self._pool = make_generation(config, self._setup, self.scheduler, self._metrics, self._crew)
+        self._scores = Scores(config, self._setup, self.scheduler, self._generation, self._earlier.scores_before, _say)
         pace = Pace(config.learner.batch_size, config.max_staleness)
         self._curriculum = make_curriculum(config, pace, self._earlier.curriculum)
         title = f"{config.agent} on {config.task}, seed {config.seed}"
@@ -216,7 +189,7 @@ class LlmSession:
         self.learning = True
         if self.learner.state.updates == 0:
             self._save(block=True)  # so that a resume has the warm start, and the reference
-            self._scores_before = self._score("before the first update", self._is_over)
+            self._scores.begin(self._is_over)
         if self._server is not None:
             _say(f"the engine answers at {self._server.begin(self.scheduler, self._setup)}")
         self._reporter.start(self._opening())
@@ -239,9 +212,9 @@ class LlmSession:
                 self._profile.tick()
                 interval = config.held_out.interval_updates
                 if interval and learner.state.updates % interval == 0:
-                    scores = self._score(f"after {learner.state.updates:,} updates", self._is_over)
-                    if len(scores):
-                        self._metrics.gauge("held_out/reward", float(np.nanmean(scores)))
+                    score = self._scores.between(learner.state.updates, self._is_over)
+                    if score is not None:
+                        self._metrics.gauge("held_out/reward", score)
                 if self._curriculum is not None:
                     self._curriculum.learned(learner.state.position)
                 self._rollouts.advance(learner.state.updates)  # only now: what is decoded together is always the same
@@ -270,33 +243,6 @@ class LlmSession:
     def _publish(self, version: int, params: Tree) -> None:
         with self._metrics.timer("weights/publish"):
             self.scheduler.publish(version, self._cast(params))
-
-    def _score(self, when: str, stop: Callable[[], bool]) -> np.ndarray:
-        """Mean reward of each held-out prompt; empty if there are none, or it is to stop meanwhile."""
-        from seedx.envs.text.held_out import held_out
-        from seedx.llm_prompts import first_prompts, prompts_of
-
-        config, task = self._config.held_out, self._config.task
-        if not config.num_prompts:
-            return np.array([])
-        prompts = first_prompts(prompts_of(self._setup.task, task, "test"), task, "test", config.num_prompts)
-        if not prompts:
-            return np.array([])
-        result = held_out(
-            self._generation,
-            self.scheduler,
-            prompts,
-            self._setup.encode,
-            num_samples=config.num_samples,
-            seed=self._config.seed,
-            stop=stop,
-            progress=_say,
-        )
-        if result is None or math.isnan(result.mean):
-            return np.array([])
-        low, high = result.interval
-        _say(f"held-out reward {when}: {result.mean:.3f} ({low:.3f} to {high:.3f}) over {len(result.groups)} prompts")
-        return result.by_prompt
 
     def _is_over(self) -> bool:
         return self._ending.reason(self.learner.state.env_steps) is not None
@@ -332,15 +278,13 @@ class LlmSession:
 
     def _summary(self, row: dict[str, Any]) -> dict[str, Any]:
         """What summary.json has beside what all runs have."""
-        from seedx.envs.text.held_out import summary_of
-
         state = self.learner.state
         return {
             "reward_mean": row.get("reward_mean"),
             "completions": state.env_steps,
             "completion_tokens": state.tokens,
             "completion_tokens_per_s": state.tokens / max(row["seconds"], 1e-9),
-            **summary_of(self._scores_before, self._scores_after),
+            **self._scores.summary(),
         }
 
     def _seconds(self) -> float:
@@ -354,7 +298,7 @@ class LlmSession:
         position = learner.state.position
         rewards = self._rollouts.rewards(position)
         curriculum = None if self._curriculum is None else self._curriculum.saved(position)
-        progress = Progress(self._seconds(), rewards, self._scores_before.tolist(), curriculum)
+        progress = Progress(self._seconds(), rewards, self._scores.before.tolist(), curriculum)
         save_llm_run(self._checkpointer, self._config, learner.trainable, learner.state, progress, block)
 
     def _finish(self, reason: str) -> None:
@@ -364,7 +308,7 @@ class LlmSession:
                 self._save(block=True)
                 self.saving_since = -math.inf
                 if reason in ("solved", "steps", "seconds") and self.learner.state.updates:
-                    self._scores_after = self._score("after the last update", self._interrupted)
+                    self._scores.end(self._interrupted)
         except BaseException as error:
             self._crew.fail(error)  # before the crew stops, after which nothing counts as a failure
         finally:

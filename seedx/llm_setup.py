@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,31 +18,23 @@ from seedx.chat import ChatTemplate
 from seedx.checks import ConfigError, require
 from seedx.device_config import parse_bytes
 from seedx.envs.text.blame import blame
-from seedx.envs.text.curriculum import Curriculum, check_num_prompts
+from seedx.envs.text.curriculum import check_num_prompts
 from seedx.envs.text.encode import encode_prompt
-from seedx.envs.text.generation import Generation, Settings
 from seedx.envs.text.held_out import AT_A_TIME
 from seedx.envs.text.load import load_task
 from seedx.envs.text.rewarded import Rewarded
-from seedx.envs.text.rewards import RewardPool
-from seedx.envs.text.rollouts import Pace
 from seedx.envs.text.sandbox_process import MODE
 from seedx.envs.text.task import Prompt, Task
-from seedx.inference.engine import Engine
 from seedx.inference.load_engine import memory_of
 from seedx.inference.memory_plan import MemoryPlan, plan_memory
-from seedx.inference.scheduler import Limits, Scheduler
 from seedx.llm_config import LlmConfig
 from seedx.llm_prompts import prompt_tokens
-from seedx.metrics import Metrics
 from seedx.networks import transformer
 from seedx.networks.lora import check_rank
 from seedx.networks.model_source import open_model
 from seedx.networks.transformer_config import TransformerConfig
-from seedx.threads import Crew
 from seedx.tokenizer import Tokenizer
 from seedx.types import Tree
-from seedx.weights import Weights
 
 _MAX_TOKENS = 256  # of a completion, where neither the run nor the task says
 _ROUND = 16  # texts have a multiple of this length, so that they divide into chunks
@@ -192,77 +184,3 @@ def plan_engine(config: LlmConfig, setup: Setup, params: Tree) -> MemoryPlan:
             f"{error} The flags are --decode.memory-budget (bytes, for example 4GB), --rollout.max-tokens and "
             "--rollout.max-prompt-tokens."
         ) from None
-
-
-def make_scheduler(
-    config: LlmConfig, setup: Setup, weights: Weights, crew: Crew, say: Callable[[str], None] | None = None
-) -> Scheduler:
-    """A decode engine with its scheduler, compiled but not started.
-
-    Args:
-        config: Of the run.
-        setup: Of the run.
-        weights: The first version, cast.
-        crew: The scheduler's thread joins it.
-        say: Told how memory is used.
-    """
-    plan = plan_engine(config, setup, weights.params)
-    if say is not None:
-        say(plan.describe())
-    engine = Engine(
-        setup.config,
-        plan,
-        mesh=setup.mesh,
-        steps_per_dispatch=min(config.decode.steps_per_dispatch, setup.length),
-        launching=setup.launching,
-    )
-    engine.warm_up(weights)
-    limits = Limits(max_waiting=4 * completions_ahead(config), max_waiting_tokens=1 << 24)
-    return Scheduler(engine, weights, tokenizer=setup.tokenizer, limits=limits, crew=crew)
-
-
-def make_generation(
-    config: LlmConfig,
-    setup: Setup,
-    scheduler: Scheduler,
-    metrics: Metrics,
-    crew: Crew,
-    temperature: float | None = None,
-) -> tuple[Generation, RewardPool]:
-    """What makes scored groups, not started, and the processes that score them.
-
-    Args:
-        config: Of the run.
-        setup: Of the run.
-        scheduler: That generates.
-        metrics: Where figures go.
-        crew: Their threads join it.
-        temperature: That tokens are drawn at; None: the run's.
-    """
-    rollout = config.rollout
-    settings = Settings(
-        group_size=config.grpo.group_size,
-        max_tokens=setup.max_tokens,
-        temperature=rollout.temperature if temperature is None else temperature,
-        timeout_s=rollout.timeout_s,
-        retries=rollout.retries,
-        redundant=rollout.redundant,
-        late_s=rollout.late_s,
-        overlong_tokens=config.grpo.overlong_tokens,
-    )
-    asked = completions_ahead(config) * (1 + rollout.retries)  # replies to turns of groups that got lost are among them
-    pool = RewardPool(config.task, config.reward, metrics, crew, max_waiting=asked)
-    return Generation(scheduler, setup.task, setup.tokenizer, pool, settings, metrics, crew), pool
-
-
-def make_curriculum(config: LlmConfig, pace: Pace, saved: Mapping[str, Any] | None) -> Curriculum | None:
-    """Which prompts a run passes over; None: none.
-
-    Args:
-        config: Of the run.
-        pace: Of its rollouts.
-        saved: What the run had before (`Curriculum.saved`); None: nothing.
-    """
-    if config.curriculum.floor == 1:
-        return None
-    return Curriculum(config.curriculum, seed=config.seed, behind=pace.allowed(0), saved=saved)

@@ -15,6 +15,7 @@ LAYERS = [
     {"learner_role", "serve_role", "supervisor"},
     {"child", "llm_session", "session"},
     {"evaluate_llm", "llm_serving", "llm_warm_start"},
+    {"llm_parts", "llm_scores"},
     {
         "agents",
         "ending",

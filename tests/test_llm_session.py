@@ -91,7 +91,7 @@ def test_a_checkpoint_holds_no_rewards_of_completions_that_a_resume_generates_an
     session, saved = LlmSession(LlmConfig(), tmp_path, False, Crew(), []), []
     learner = SimpleNamespace(state=SimpleNamespace(position=7), trainable=None)
     session._checkpointer, session._curriculum, session.learner = None, None, learner
-    session._earlier = Progress(0.0, [])
+    session._earlier, session._scores = Progress(0.0, []), SimpleNamespace(before=np.array([]))
     session._rollouts = SimpleNamespace(rewards=lambda before: [f"of prompts before {before}"])
     monkeypatch.setattr("seedx.llm_resume.save_llm_run", lambda *arguments: saved.append(arguments))
     session._save()
