@@ -73,7 +73,7 @@ class Loop:
         envs = [make_env(config, len(seeds), seeds) for seeds in np.split(env_seeds(config, 0, 0), config.actor.groups)]
         agent = build_agent(config, envs[0].spec)
         policy = make_policy_step(agent, config.envs_per_actor, jax.random.key(config.seed), self._mesh)
-        self._act, self._tables = policy.act, policy.tables
+        self._act, self._tables = policy.act, policy.fresh()
         self._groups = []
         for i, env in enumerate(envs):
             group = Group(env, i * env.num_envs, config.learner.unroll_length, config.network.lead)

@@ -77,6 +77,16 @@ def split_axis(mesh: Mesh, axis: int) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA))
 
 
+def data_index() -> jax.Array:
+    """Which part of the data axis computes this, inside of a `jax.shard_map` over it; int32."""
+    return jax.lax.axis_index(DATA)
+
+
+def sum_over_data(tree: Tree) -> Tree:
+    """The sum of all parts of the data axis, inside of a `jax.shard_map` over it."""
+    return jax.lax.psum(tree, DATA)
+
+
 def _mesh(devices: list[jax.Device]) -> Mesh:
     return Mesh(np.array(devices), (DATA,), axis_types=(AxisType.Auto,))
 

@@ -48,7 +48,7 @@ def test_keys_are_of_the_actor_its_environment_and_its_session_whatever_the_slot
         "another session": {"slots": [0, 1], "session": 1},
         "other environments": {"slots": [0, 1], "envs": (2, 3)},
     }.items():
-        tables = attached(policy, policy.tables, **arguments)
+        tables = attached(policy, policy.fresh(), **arguments)
         keys[name] = tables.key[arguments["slots"]].tolist()
     assert keys["here"] == keys.pop("elsewhere")
     assert len({tuple(key) for pair in keys.values() for key in pair}) == 8
@@ -56,7 +56,7 @@ def test_keys_are_of_the_actor_its_environment_and_its_session_whatever_the_slot
 
 def test_attaching_touches_no_other_slot_and_padding_touches_none(policy):
     policy, _ = policy
-    before = attached(policy, policy.tables, range(S), envs=range(S), greedy=True)
+    before = attached(policy, policy.fresh(), range(S), envs=range(S), greedy=True)
     before = before._replace(step=before.step + np.int32(7))
     after = attached(policy, before, [2, S], envs=(0, 0), session=3)
     assert after.step.tolist() == [7, 7, 0, 7, 7, 7]
@@ -67,7 +67,7 @@ def test_attaching_touches_no_other_slot_and_padding_touches_none(policy):
 
 def test_acting_counts_the_steps_of_its_rows_alone(policy):
     policy, agent = policy
-    tables = jax.tree.map(jax.numpy.array, attached(policy, policy.tables, range(S), envs=range(S)))
+    tables = jax.tree.map(jax.numpy.array, attached(policy, policy.fresh(), range(S), envs=range(S)))
     row = Script(VECTOR, [1, 2, 3, 4]).row(0)
     tables, output = policy.act(agent.init(jax.random.key(0)), tables, np.array([5, 0, S, S], np.int32), row)
     assert np.array(tables.step).tolist() == [1, 0, 0, 0, 0, 1]
@@ -99,7 +99,7 @@ def test_the_state_before_a_row_comes_out_as_far_as_the_agent_says_it_goes_with_
     config = make_config()
     agent, mesh = kind(config, VECTOR), sharding.build_meshes(config.learner).inference
     policy, row = step.make_policy_step(agent, S, jax.random.key(1), mesh), Script(VECTOR, [1, 2]).row(0)
-    tables, slots, params = policy.tables, np.array([4, 1], np.int32), agent.init(jax.random.key(0))
+    tables, slots, params = policy.fresh(), np.array([4, 1], np.int32), agent.init(jax.random.key(0))
     for t in range(2):
         tables, output = policy.act(params, tables, slots, row)
         assert jax.tree.map(lambda leaf: leaf.tolist(), output.state) == {k: [t * n] * 2 for k, n in parts.items()}

@@ -19,7 +19,7 @@ from seedx.learner.update import batch_shardings, learning_rate, make_optimizer,
 from seedx.metrics import Metrics
 from seedx.replay.fifo import Fifo
 from seedx.threads import Crew
-from seedx.types import transition_mask
+from seedx.types import ArraySpec, EnvSpec, transition_mask
 from seedx.weights import WeightStore
 
 T, B = 5, 16
@@ -304,3 +304,16 @@ def test_batches_come_from_the_replay_in_order(tmp_path):
         np.testing.assert_array_equal(batch.unroll.timestep.reward, random_unroll(4, T, seed=i).timestep.reward)
     assert crew.join(5.0) == []
     assert crew.failure is None
+
+
+def test_devices_send_each_other_the_sum_of_gradients_and_no_frames():
+    config = Config(network=NetworkConfig(torso="shallow", frame_stack=4), learner=CONFIG)
+    spec = EnvSpec("frames", ArraySpec((36, 36), "uint8"), ArraySpec((), "int32", num_values=3))
+    agent = Impala(config, spec)
+    batch = random_unroll(B, config.unroll_rows - 1, spec=spec, state=jax.tree.map(np.asarray, agent.initial_state(B)))
+    state = initial_state(agent, CONFIG, mesh(8), 0)
+    update = make_update(agent, dataclasses.replace(CONFIG, microbatches=2), mesh(8), 0)
+    scalars = jnp.float32(0), jnp.int32(0)
+    text = update.lower(state.params, None, state.opt_state, batch, ONES, *scalars, None).compile().as_text()
+    assert "all-reduce(" in text
+    assert not any(f"{sent}(" in text for sent in ("all-gather", "all-to-all", "collective-permute", "reduce-scatter"))

@@ -76,7 +76,7 @@ class PolicyServer:
         # The version goes into the key: after a resume, no episode is played again.
         key = jax.random.fold_in(run_key(config.seed, Purpose.ACT), weights.latest().version)
         self._step = step.make_policy_step(agent, self._num_slots, key, meshes.inference)
-        self._tables = self._step.tables
+        self._tables = self._step.fresh()
         self._batcher: Batcher[Request] = Batcher(
             max_rows=max_rows,
             groups=config.actor.groups,

@@ -39,15 +39,15 @@ class StepOutput(NamedTuple):
 
 
 class PolicyStep(NamedTuple):
-    """Jitted functions over `Tables`, which both consume."""
+    """Jitted functions that make `Tables`, and consume them."""
 
-    tables: Tables
+    fresh: Callable[[], Tables]
     act: Callable[[Tree, Tables, Any, TimeStep], tuple[Tables, StepOutput]]
     attach: Callable[[Tables, Any, Any, Any, Any, Any, Any], Tables]
 
 
 def make_policy_step(agent: Agent, num_slots: int, key: jax.Array, mesh: Mesh) -> PolicyStep:
-    """Fresh tables and the functions over them.
+    """The functions for so many slots.
 
     A row's action depends on its own key, step, state and timestep alone, never on the batch around it: the key of row
     b is fold_in(slot key, step), the slot key fold_in(fold_in(fold_in(key, actor_id), env), session).
@@ -97,7 +97,7 @@ def make_policy_step(agent: Agent, num_slots: int, key: jax.Array, mesh: Mesh) -
         )
 
     return PolicyStep(
-        tables=jax.jit(fresh, out_shardings=whole)(),  # jitted: no two leaves may share a buffer that is donated
+        fresh=jax.jit(fresh, out_shardings=whole),  # jitted: no two leaves may share a buffer that is donated
         act=jax.jit(act, in_shardings=(whole, whole, rows, rows), out_shardings=(whole, rows), donate_argnums=1),
         attach=jax.jit(attach, in_shardings=whole, out_shardings=whole, donate_argnums=0),
     )

@@ -48,11 +48,22 @@ def _stage(programs: Programs, plan: MemoryPlan, params: Tree, span: int) -> Tre
 
 def compile_all(programs: Programs, plan: MemoryPlan, params: Tree, progress: Progress | None) -> None:
     """Compiles what `run_all` will run, on all cores; nothing is allocated."""
+    traced = trace_all(programs, plan, params)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiling = [pool.submit(lambda program=program: program.lower().compile()) for _, program in traced]
+        for ready, program in enumerate(as_completed(compiling), 1):
+            program.result()
+            if progress is not None:
+                progress(ready, len(traced))
+
+
+def trace_all(programs: Programs, plan: MemoryPlan, params: Tree) -> list[tuple[str, Any]]:
+    """What `run_all` runs, each program by its name in `Programs` and traced; parameters may be shapes with shardings."""
     traced: dict[tuple, Any] = {}
 
-    def tracing(program: Any) -> Callable[..., Any]:
+    def tracing(name: str, program: Any) -> Callable[..., Any]:
         def trace(*args: Any) -> Any:
-            key = program, *(getattr(leaf, "shape", leaf) for leaf in jax.tree.leaves(args))
+            key = name, *(getattr(leaf, "shape", leaf) for leaf in jax.tree.leaves(args))
             if key not in traced:
                 traced[key] = program.trace(*args)
             return traced[key].out_info
@@ -60,11 +71,6 @@ def compile_all(programs: Programs, plan: MemoryPlan, params: Tree, progress: Pr
         return trace
 
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), params)
-    tracers = Programs(*map(tracing, programs))
+    tracers = Programs(*map(tracing, Programs._fields, programs))
     run_all(tracers, plan, shapes, SlotState(tracers, plan, tracers.fresh()))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiling = [pool.submit(lambda program=program: program.lower().compile()) for program in traced.values()]
-        for ready, program in enumerate(as_completed(compiling), 1):
-            program.result()
-            if progress is not None:
-                progress(ready, len(traced))
+    return [(name, program) for (name, *_), program in traced.items()]

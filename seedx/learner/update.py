@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from seedx import sharding
@@ -69,6 +69,23 @@ def make_update(
     """
     optimizer = make_optimizer(config)
 
+    def summed(params: Tree, target_params: Tree, batch: Unroll, weights: Array, key: jax.Array) -> tuple[Tree, Any]:
+        key = jax.random.fold_in(key, sharding.data_index())
+        sums, priorities = _summed(agent, params, target_params, batch, weights, key, config.microbatches)
+        return sharding.sum_over_data(sums), priorities
+
+    # Each device computes on its own rows: what the compiler makes of a batch that is spread over them, and whose rows
+    # and columns a network merges, sends all frames to all devices.
+    rows, everywhere = PartitionSpec(sharding.DATA), PartitionSpec()
+    batch_specs = jax.tree.map(lambda place: place.spec, batch_shardings(mesh))
+    summed_everywhere = jax.shard_map(
+        summed,
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, batch_specs, rows, everywhere),
+        out_specs=(everywhere, rows),
+        check_vma=False,
+    )
+
     def update(
         params: Tree,
         target_params: Tree,
@@ -83,9 +100,7 @@ def make_update(
         if config.target_period:
             due = updates % config.target_period == 0
             target_params = jax.tree.map(lambda new, old: jnp.where(due, new, old), params, target_params)
-        (loss, metrics, count), gradient, priorities = _summed(
-            agent, params, target_params, batch, weights, key, config.microbatches
-        )
+        ((loss, metrics, count), gradient), priorities = summed_everywhere(params, target_params, batch, weights, key)
         some, count = count > 0, jnp.maximum(count.astype(jnp.float32), 1.0)
         gradient = jax.tree.map(lambda g: g / count.astype(g.dtype), gradient)
         metrics = {name: value / count for name, value in metrics.items()}
@@ -126,8 +141,8 @@ def _summed(
     weights: Float[Array, "B"],
     key: jax.Array,
     microbatches: int,
-) -> tuple[tuple[Array, dict[str, Array], Array], Tree, Any]:
-    """Loss, metrics, count and gradient, summed over the whole batch; priorities `[B]` or None."""
+) -> tuple[tuple[tuple[Array, dict[str, Array], Array], Tree], Any]:
+    """Loss, metrics, count and gradient, summed over the batch; priorities `[B]` or None."""
 
     def loss_and_output(params: Tree, part: Unroll, weights: Array, key: jax.Array) -> tuple[Array, Any]:
         loss, output = agent.loss(params, target_params, part, weights, key)
@@ -140,8 +155,7 @@ def _summed(
         return ((loss, metrics, count), gradient), priorities
 
     if microbatches == 1:
-        sums, priorities = summed(batch, weights, key)
-        return *sums, priorities
+        return summed(batch, weights, key)
     parts = Unroll(*[_split(leaf, microbatches, 1) for leaf in batch[:-1]], state=_split(batch.state, microbatches, 0))
     rows = (parts, _split(weights, microbatches, 0), jax.random.split(key, microbatches))
 
@@ -151,14 +165,11 @@ def _summed(
 
     shapes, _ = jax.eval_shape(summed, *jax.tree.map(lambda x: x[0], rows))
     sums, priorities = jax.lax.scan(accumulate, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), rows)
-    return *sums, jax.tree.map(lambda x: x.T.reshape(-1), priorities)  # undoes the strided split
+    return sums, jax.tree.map(lambda x: x.T.reshape(-1), priorities)  # undoes the strided split
 
 
 def _split(tree: Tree, parts: int, axis: int) -> Tree:
-    """Leaves with axis `axis` cut into `parts` strided parts along a new leading axis.
-
-    Strided, so that every device keeps its own share of every part and nothing moves between devices.
-    """
+    """Leaves with axis `axis` cut into `parts` strided parts along a new leading axis."""
 
     def split(leaf: Array) -> Array:
         shape = (*leaf.shape[:axis], leaf.shape[axis] // parts, parts, *leaf.shape[axis + 1 :])
