@@ -58,7 +58,7 @@ def compile_all(programs: Programs, plan: MemoryPlan, params: Tree, progress: Pr
 
 
 def trace_all(programs: Programs, plan: MemoryPlan, params: Tree) -> list[tuple[str, Any]]:
-    """What `run_all` runs, each program by its name in `Programs` and traced; parameters may be shapes with shardings."""
+    """What `run_all` runs, by name and traced; parameters may be shapes with shardings."""
     traced: dict[tuple, Any] = {}
 
     def tracing(name: str, program: Any) -> Callable[..., Any]:
