@@ -78,7 +78,8 @@ class Session:
         """Loads what takes seconds, while the actors start, and finds the other hosts."""
         alike = dataclasses.replace(self._config, run_dir=None)  # all but that, on all hosts
         settings = hashlib.sha256(to_json(alike).encode()).hexdigest()
-        self._hosts.join(settings, self._config.learner.host_wait_s, self._crew.stop.is_set)
+        wait_s = self._config.learner.host_wait_s
+        self._lifeline = self._hosts.join(settings, wait_s, self._crew.stop.is_set, self._crew.fail)
         import jax
 
         import seedx.agents.build
@@ -310,5 +311,6 @@ class Session:
             self.reporter.finish(reason)
             self.replay.close()
             if self._agreed:
+                self._lifeline.end()
                 self._hosts.leave()
             self.saving_since = -math.inf

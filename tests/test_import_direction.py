@@ -48,7 +48,8 @@ LAYERS = [
         "threads",
         "votes",
     },
-    {"llm_config"},
+    {"llm_config", "roll_call"},
+    {"lifeline"},
     {"bpe", "config", "types"},
     {
         "agent_config",
