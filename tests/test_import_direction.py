@@ -19,6 +19,7 @@ LAYERS = [
         "agents",
         "ending",
         "evaluate",
+        "first_actor",
         "joint",
         "llm_setup",
         "llm_resume",

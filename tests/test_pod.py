@@ -14,6 +14,7 @@ from seedx.config import Config
 from seedx.hosts import Hosts
 from seedx.lifeline import SILENT_S
 from seedx.program import make_program
+from seedx.rundir import newest_update
 
 LOST_S = SILENT_S + 60  # within which the others have ended; the rest is for a busy machine
 
@@ -133,6 +134,37 @@ def test_a_signal_to_one_host_ends_both_with_its_code(processes, tmp_path):
     pods[1].send(signal.SIGTERM)
     assert [pod.wait() for pod in pods] == [143, 143], [pod.said for pod in pods]
     assert list((tmp_path / "run" / "checkpoints").iterdir())
+    processes.wait_until_gone()
+
+
+@pytest.mark.slow
+def test_the_same_line_begins_a_run_and_goes_on_after_a_preemption_and_after_a_lost_host(processes, tmp_path):
+    run_dir = tmp_path / "run"
+    flags = (*TINY, "--resume", "--steps", "3000", "--checkpoint.interval-s", "0.5")
+    pods = start_pods(processes, run_dir, *flags)
+    until_learning(pods, run_dir)
+    assert all("found no run in" in pod.err for pod in pods)
+    pods[1].send(signal.SIGTERM)  # the notice to one host
+    assert [pod.wait() for pod in pods] == [143, 143], [pod.said for pod in pods]
+    preempted = newest_update(run_dir)
+    assert preempted == json.loads((run_dir / "summary.json").read_text())["updates"]  # nothing is lost
+
+    pods = start_pods(processes, run_dir, *flags)
+    pods[0].until(lambda: newest_update(run_dir) > preempted, "a further checkpoint")
+    assert f"resumed at update {preempted:,}" in pods[0].out
+    learner_of(processes, 1).kill()
+    assert pods[0].wait(LOST_S) == 1, pods[0].said
+    assert pods[1].wait() == 137
+    lost = newest_update(run_dir)
+
+    pods = start_pods(processes, run_dir, *flags)
+    assert [pod.wait() for pod in pods] == [0, 0], [pod.said for pod in pods]
+    assert f"resumed at update {lost:,}" in pods[0].out
+    ends = [json.loads((place / "summary.json").read_text()) for place in (run_dir, run_dir / "host-1")]
+    assert [end["exit"] for end in ends] == ["steps", "steps"]
+    assert ends[0]["updates"] == ends[1]["updates"] > lost > preempted > 0
+    assert ends[0]["env_steps"] >= 3000
+    assert newest_update(run_dir) == ends[0]["updates"]
     processes.wait_until_gone()
 
 
