@@ -79,7 +79,7 @@ class Hosts:
 
         Raises:
             HostLostError: a host did not come in time, or has other settings; all hosts that came name it.
-            ConfigError: the coordinator's port is taken.
+            ConfigError: the coordinator's port is taken, or the hosts are in another order than a slice's workers.
         """
         if self.alone:
             return Lifeline({}, 1, on_lost)
@@ -104,6 +104,11 @@ class Hosts:
         )
         own = next(iter(connections.values())).getsockname()[0]
         _collect_at(own.removeprefix("::ffff:"))  # how a socket of IPv6 shows an address of IPv4
+        number = jax.process_index()  # of a TPU slice's host the slice says so
+        require(
+            number == self.index,
+            f"the devices of {self} are of the slice's worker {number}; name --hosts in the order of its workers.",
+        )
         return lifeline
 
     def meet(self, where: str, timeout_s: float) -> None:

@@ -1,12 +1,10 @@
 """Runs on two hosts with a network of their own, which are network namespaces of this machine; the cable is cut."""
 
-import contextlib
 import json
-import os
 import signal
 
 import pytest
-from namespaces import ADDRESSES, Cable
+from namespaces import ADDRESSES
 from processes import QUICK, TINY, Processes, last, make_run
 
 from seedx.lifeline import SILENT_S
@@ -14,19 +12,6 @@ from seedx.runlog import read_rows
 
 pytestmark = pytest.mark.external
 LOST_S = SILENT_S + 60  # within which the others have ended; the rest is for a busy machine
-
-
-@pytest.fixture
-def cable():
-    """A `Cable`; where there can be none the test is skipped, or fails if SEEDX_REQUIRE names netns."""
-    with contextlib.ExitStack() as stack:
-        try:
-            made = stack.enter_context(Cable())
-        except OSError as error:  # a tool is missing, or the system forbids it
-            if "netns" in os.environ.get("SEEDX_REQUIRE", "").split():
-                pytest.fail(f"SEEDX_REQUIRE names netns, and there can be no network namespaces: {error}")
-            pytest.skip(f"no network namespaces: {error}")
-        yield made
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ def load_pod():
         (["127.0.0.1:9000", "203.0.113.1"], {}, 0),
         (["203.0.113.1", "203.0.113.2", "203.0.113.3"], {"SLURM_PROCID": "2"}, 2),
         (["localhost:1", "127.0.0.1:2"], {"TPU_WORKER_ID": "1"}, 1),
+        (["203.0.113.1", "203.0.113.2"], {"JOB_COMPLETION_INDEX": "1"}, 1),
     ],
 )
 def test_a_host_finds_itself_by_name_or_address_and_then_by_its_scheduler(names, env, index):
