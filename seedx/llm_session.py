@@ -94,11 +94,13 @@ class LlmSession:
         from seedx.learner.token_logprobs import Model
         from seedx.learner.trainable import Trainable
         from seedx.llm_resume import Progress, resume_llm_run
+        from seedx.llm_setup import layout_of
         from seedx.llm_warm_start import warm_started
 
         config, learner, setup = self._config, self._config.learner, self._setup
         params, self._initial_params = self._initial_params, None  # of the warm start; there is no room for both
-        self._policy = Model(setup.config, config.rollout.temperature, learner.dtype, learner.remat)
+        layout = layout_of(setup.config, setup.mesh, learner.zero)
+        self._policy = Model(setup.config, config.rollout.temperature, learner.dtype, learner.remat, layout)
         row_groups = sharding.row_groups(setup.mesh)
         group_size, max_tokens = config.grpo.group_size, setup.max_tokens
         self.learner = TextLearner(
@@ -111,6 +113,7 @@ class LlmSession:
                 reference=config.grpo.kl_cost > 0,
                 lora=config.lora,
                 seed=config.seed,
+                split=learner.zero == 3,
             ),
             config.grpo,
             learner,
@@ -143,7 +146,7 @@ class LlmSession:
         from seedx.weights import Weights
 
         _say("compiling")
-        _say(self.learner.compile().describe())
+        _say(self.learner.compile().describe(self._setup.mesh.size, self._config.learner.zero))
         state = self.learner.state
         weights = Weights(state.updates, self._cast(state.params))
         self.scheduler = make_scheduler(self._config, self._setup, weights, self._crew, _say)
