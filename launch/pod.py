@@ -4,9 +4,9 @@
     python launch/pod.py --hosts h0:8476,h1 --host-index I --resume --run-dir RUN_DIR
 
 Each host serves its own `--num-actors` actors and gives its part of `--learner.batch-size`. Which host this is says
-`--host-index`, else the place of this machine in `--hosts`, else SLURM_PROCID or TPU_WORKER_ID. Host 0's run directory
-is RUN_DIR and holds the checkpoints; host I's is RUN_DIR/host-I. The other flags and the exit codes are those of
-launch/local.py; after a signal to one host, all end with its code.
+`--host-index`, else the place of this machine in `--hosts`, else SLURM_PROCID, TPU_WORKER_ID or JOB_COMPLETION_INDEX.
+Host 0's run directory is RUN_DIR and holds the checkpoints; host I's is RUN_DIR/host-I. The other flags and the exit
+codes are those of launch/local.py; after a signal to one host, all end with its code. launch/recipes/ start it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 sys.path.insert(0, os.getcwd())
 
 _PORT = 8476  # of host 0, for jax's coordinator, as on Cloud TPUs
-_INDEX_VARIABLES = ("SLURM_PROCID", "TPU_WORKER_ID")
+_INDEX_VARIABLES = ("SLURM_PROCID", "TPU_WORKER_ID", "JOB_COMPLETION_INDEX")  # the last is Kubernetes's
 
 
 def main(argv: list[str]) -> int:

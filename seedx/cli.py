@@ -73,8 +73,9 @@ class _Choosers:
 def parse(argv: Sequence[str], *, prog: str | None = None, description: str = "") -> AnyConfig:
     """The config that the flags describe.
 
-    Defaults come from `--config FILE`; else, with `--resume --run-dir DIR`, from DIR/config.json; else from the recipe
-    in configs/ that fits agent and env (task and model); else from `Config()`, or of an LLM run from `LlmConfig()`.
+    Defaults come from `--config FILE`; else, with `--resume --run-dir DIR`, from DIR/config.json if there is one; else
+    from the recipe in configs/ that fits agent and env (task and model); else from `Config()`, or of an LLM run from
+    `LlmConfig()`.
 
     Args:
         argv: Flags, without the program's name.
@@ -98,8 +99,7 @@ def parse(argv: Sequence[str], *, prog: str | None = None, description: str = ""
 def _defaults(choosers: _Choosers) -> AnyConfig:
     if choosers.config is not None:
         return load_recipe(choosers.config)
-    if choosers.resume and choosers.run_dir is not None:
-        _require_run(choosers.run_dir)
+    if choosers.resume and choosers.run_dir is not None and _holds_run(choosers.run_dir):
         return read_config(choosers.run_dir)
     of_llm = choosers.agent in AGENTS
     name = (
@@ -154,12 +154,8 @@ def is_atari(env: str) -> bool:
     return game.isalnum() and dash + version == "-v5" and game not in _MUJOCO_V5
 
 
-def _require_run(run_dir: Path) -> None:
-    if not (run_dir / "config.json").is_file():
-        raise ConfigError(
-            f"--resume found no run in {str(run_dir)!r} (no config.json there); "
-            "name the directory of an earlier run with --run-dir, or drop --resume to start afresh."
-        )
+def _holds_run(run_dir: str | Path) -> bool:
+    return (Path(run_dir) / "config.json").is_file()
 
 
 def default_run_dir(config: AnyConfig) -> str:
@@ -172,15 +168,16 @@ def prepare_run_dir(config: AnyConfig) -> AnyConfig:
     """Makes the run directory, writes its config.json, and returns the config with `run_dir` filled in.
 
     Raises:
-        ConfigError: the directory holds checkpoints and `resume` is not set, or holds no run and it is, or holds a
-            config.json that is no run's, or a learner is at work there, or it cannot be written.
+        ConfigError: the directory holds checkpoints and `resume` is not set, or holds a config.json that is no run's,
+            or a learner is at work there, or it cannot be written.
     """
     if config.resume and config.run_dir is None:
         raise ConfigError("--resume needs the directory of the run to continue; name it with --run-dir.")
     wanted = config.run_dir or default_run_dir(config)
     try:
         if config.resume:
-            _require_run(Path(wanted))
+            if not _holds_run(wanted):  # Whoever restarts what was preempted uses one line, the first time too.
+                print(f"--resume found no run in {wanted!r}; it begins one there.", file=sys.stderr)
         elif _has_checkpoints(Path(wanted)):
             raise ConfigError(
                 f"run directory {wanted!r} already holds checkpoints; continue that run with --resume, "

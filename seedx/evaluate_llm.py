@@ -64,7 +64,7 @@ def evaluate_llm(
     require(len(prompts) > 0, f"task {config.task} has no test prompts.")
     if len(prompts) < num_prompts:
         print(f"task {config.task} has {len(prompts):,} test prompts, of {num_prompts:,} asked for; all are used.")
-    params = jax.device_put(checkpoint.params, layout_of(setup.config, setup.mesh))
+    params = jax.device_put(checkpoint.params, layout_of(setup.config, setup.mesh, config.learner.zero))
     weights = Weights(checkpoint.update, caster(config.learner.dtype)(params))
     found = _held_out(config, setup, prompts, weights, temperature, seed)
     longer = f"{len(prompts) - len(found.groups):,} prompts are longer than the {setup.max_prompt_tokens} tokens that "

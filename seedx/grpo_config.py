@@ -170,6 +170,8 @@ class TextLearnerConfig:
         max_grad_norm: Global-norm clip of the gradient; 0: none.
         dtype: That the model is computed in; weights are float32.
         remat: Whether the gradient computes each block anew instead of keeping what is in it.
+        zero: What is split over the devices of `mesh.fsdp` (ZeRO, 1910.02054). 1: the optimizer's state; 2: gradients
+            too; 3: weights too, which are then sent whenever they are computed with.
     """
 
     batch_size: int = 8
@@ -184,6 +186,7 @@ class TextLearnerConfig:
     max_grad_norm: float = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: bool = False
+    zero: Literal[1, 2, 3] = 3
 
     def __post_init__(self) -> None:
         positive(self, "batch_size", "microbatches", "learning_rate", "epsilon")

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from seedx.checks import ConfigError, require
+from seedx.checks import require
+from seedx.lifeline import SILENT_S, HostLostError, Lifeline
+from seedx.roll_call import answer_roll, call_roll, is_loopback
 
-HEARTBEAT_S = 30  # without a sign of life of a host, the others end; what closes its connections is noticed at once
-_RETRY_S = 0.2
-_GREETING_S = 5.0
-_SAY_S = 10.0  # for the coordinator's answer to come after its deadline
+_LAST_RESORT_S = int(3 * SILENT_S)  # then jax ends the process
 _LEAVE_S = 600  # for the others, while host 0 writes the last checkpoint
-_MAX_LINE = 1000
-_GO, _NO = "go", "no: "  # answers to a roll call
-
-
-class HostLostError(RuntimeError):
-    """A host did not come, or is gone; the message says all that is known."""
 
 
 @dataclass(frozen=True)
@@ -68,25 +59,36 @@ class Hosts:
         )
         return batch_size // self.count
 
-    def join(self, settings: str, timeout_s: float, stop: Callable[[], bool]) -> None:
+    def join(
+        self,
+        settings: str,
+        timeout_s: float,
+        stop: Callable[[], bool],
+        on_lost: Callable[[HostLostError], None],
+    ) -> Lifeline:
         """Waits for all hosts and connects their jax; before the first use of a device.
 
         Args:
             settings: Must be the same on all hosts.
             timeout_s: How long to wait.
             stop: Ends the wait.
+            on_lost: Told of a host that is lost from then on.
+
+        Returns:
+            What watches the other hosts; to be ended before `leave`.
 
         Raises:
             HostLostError: a host did not come in time, or has other settings; all hosts that came name it.
-            ConfigError: the coordinator's port is taken.
+            ConfigError: the coordinator's port is taken, or the hosts are in another order than a slice's workers.
         """
         if self.alone:
-            return
+            return Lifeline({}, 1, on_lost)
         deadline = time.monotonic() + timeout_s
         if self.index == 0:
-            _call_roll(self, settings, deadline, stop)
+            connections = call_roll(self.coordinator, self.count, settings, deadline, stop)
         else:
-            _answer_roll(self, settings, deadline, stop)
+            connections = answer_roll(self.coordinator, self.index, settings, deadline, stop)
+        lifeline = Lifeline(connections, self.count, on_lost)
         import jax
 
         jax.config.update("jax_enable_preemption_service", False)  # It would take SIGTERM away from our handlers.
@@ -96,10 +98,18 @@ class Hosts:
             self.count,
             self.index,
             cluster_detection_method="deactivate",  # Slurm's would give each process one device.
-            heartbeat_timeout_seconds=HEARTBEAT_S,
+            heartbeat_timeout_seconds=_LAST_RESORT_S,
             shutdown_timeout_seconds=_LEAVE_S,
-            coordinator_bind_address=f"{host}:{port}" if _is_loopback(host) else None,
+            coordinator_bind_address=f"{host}:{port}" if is_loopback(host) else None,
         )
+        own = next(iter(connections.values())).getsockname()[0]
+        _collect_at(own.removeprefix("::ffff:"))  # how a socket of IPv6 shows an address of IPv4
+        number = jax.process_index()  # of a TPU slice's host the slice says so
+        require(
+            number == self.index,
+            f"the devices of {self} are of the slice's worker {number}; name --hosts in the order of its workers.",
+        )
+        return lifeline
 
     def meet(self, where: str, timeout_s: float) -> None:
         """Waits until all hosts are there: a first collective fails if it waits for another host for 30 s.
@@ -126,78 +136,12 @@ class Hosts:
             jax.distributed.shutdown()
 
 
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "127.0.0.1", "[::1]")
+def _collect_at(address: str) -> None:
+    """Has CPUs listen at this address for each other: jax would take whatever this machine's name stands for."""
+    from jax._src.distributed import global_state
+    from jax._src.xla_bridge import make_cpu_client
+    from jax.extend.backend import register_backend_factory
+    from jaxlib import _jax
 
-
-def _call_roll(hosts: Hosts, settings: str, deadline: float, stop: Callable[[], bool]) -> None:
-    """Host 0: waits for the others' greetings and tells all of them at once how it went."""
-    came: dict[int, socket.socket] = {}
-    others = set(range(1, hosts.count))
-    wrong = ""
-    with contextlib.ExitStack() as connections:
-        with _listen(hosts.coordinator) as server:
-            while others - came.keys() and not wrong and not stop() and time.monotonic() < deadline:
-                with contextlib.suppress(OSError):  # nobody is there yet, or a stranger has hung up
-                    connection = connections.enter_context(server.accept()[0])
-                    index, _, theirs = _line(connection, _GREETING_S).partition(" ")
-                    if not index.isdecimal() or int(index) not in others:
-                        continue  # a stranger, or a host of another list
-                    came[int(index)] = connection
-                    if theirs != settings:
-                        wrong = f"host {index} has other settings than host 0; start all with the same flags."
-        if missing := sorted(others - came.keys()):
-            names = ", ".join(map(str, missing))
-            wrong = wrong or f"{_plural(missing)} {names} of {hosts.count} did not come to {hosts.coordinator} in time."
-        for connection in came.values():
-            with contextlib.suppress(OSError):  # Who is gone by now will be missed by jax.
-                connection.sendall(f"{_NO + wrong if wrong else _GO}\n".encode())
-    if wrong:
-        raise HostLostError(wrong)
-
-
-def _answer_roll(hosts: Hosts, settings: str, deadline: float, stop: Callable[[], bool]) -> None:
-    """Another host: greets host 0 and waits for its answer."""
-    host, _, port = hosts.coordinator.rpartition(":")
-    problem = "no answer"
-    while not stop():
-        left_s = deadline - time.monotonic()
-        answer = ""
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=max(left_s, _RETRY_S)) as connection:
-                connection.sendall(f"{hosts.index} {settings}\n".encode())
-                answer = _line(connection, max(left_s, 0) + _SAY_S)
-        except OSError as error:
-            problem = str(error)
-        if answer == _GO:
-            return
-        if answer.startswith(_NO):
-            raise HostLostError(answer.removeprefix(_NO))
-        if left_s < 0:
-            raise HostLostError(f"host 0 is not at {hosts.coordinator} ({problem}); this is {hosts}.")
-        time.sleep(_RETRY_S)
-    raise HostLostError("stopped while it waited for the other hosts.")
-
-
-def _listen(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    both = socket.has_dualstack_ipv6() and not _is_loopback(host)
-    family = socket.AF_INET6 if both or host == "[::1]" else socket.AF_INET
-    name = host.strip("[]") if _is_loopback(host) else ""
-    try:
-        server = socket.create_server((name, int(port)), family=family, dualstack_ipv6=both)
-    except OSError as error:
-        raise ConfigError(f"host 0 cannot listen at {address} ({error}); choose another port.") from error
-    server.settimeout(_RETRY_S)
-    return server
-
-
-def _line(connection: socket.socket, timeout_s: float) -> str:
-    """The line that the other side sends; "" if it goes before."""
-    connection.settimeout(timeout_s)
-    with connection.makefile("rb") as file:
-        return file.readline(_MAX_LINE).decode(errors="replace").strip()
-
-
-def _plural(items: list[int]) -> str:
-    return "host" if len(items) == 1 else "hosts"
+    gloo = _jax.make_gloo_tcp_collectives(global_state.client, hostname=address)
+    register_backend_factory("cpu", lambda: make_cpu_client(gloo), fail_quietly=False)

@@ -9,13 +9,15 @@ import time
 import jax
 import numpy as np
 
-from seedx.hosts import HostLostError, Hosts
+from seedx.hosts import Hosts
 from seedx.learner.batches import Batches, LearnerBatch
 from seedx.learner.learner import Learner
+from seedx.lifeline import HostLostError
 from seedx.threads import Crew
 from seedx.votes import Vote
 
 _POLL_S = 0.1
+_SAY_S = 3.0
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +105,7 @@ class Joint:
             priorities = self._learner.step(batch, vote)
         except jax.errors.JaxRuntimeError as error:
             self.broken = True
+            self._crew.stop.wait(_SAY_S)  # Who watches the hosts can say which one is lost.
             raise HostLostError(
                 f"{self._hosts} cannot compute update {self._learner.state.updates + 1}, most likely since another one "
                 f"is gone; its log says why. Start all again with --resume. ({error})"

@@ -14,9 +14,10 @@ from pathlib import Path
 from seedx import rundir
 from seedx.checks import ConfigError, require
 from seedx.config import Config
-from seedx.hosts import HostLostError, Hosts
+from seedx.hosts import Hosts
 from seedx.inference.frontend import FrontEnd
 from seedx.inference.streams import Streams
+from seedx.lifeline import HostLostError
 from seedx.llm_config import LlmConfig
 from seedx.llm_session import LlmSession
 from seedx.replay.reverb_client import ReverbLostError

@@ -110,6 +110,11 @@ class LlmConfig:
             parse_address(self.replay)
         for part, names in UNUSED.items():
             _require_defaults(part, getattr(self, part), names)
+        require(
+            self.learner.zero == 3 or self.mesh.fsdp > 1,
+            f"learner.zero ({self.learner.zero}) does nothing with mesh.fsdp 1: there is nobody to share with. Give "
+            "--mesh.fsdp, or leave --learner.zero out.",
+        )
         groups = max(self.mesh.data, 1) * self.mesh.fsdp
         require(
             self.decode.max_concurrent % groups == 0,

@@ -19,7 +19,7 @@ from seedx.learner.text_learner import TextLearner, shapes_of
 from seedx.learner.token_logprobs import Model
 from seedx.learner.trainable import Trainable
 from seedx.llm_config import LlmConfig
-from seedx.llm_setup import Setup, completions_ahead, plan_engine
+from seedx.llm_setup import Setup, completions_ahead, layout_of, plan_engine
 from seedx.metrics import Metrics
 from seedx.threads import Crew
 from seedx.types import Tree
@@ -55,6 +55,7 @@ def make_learner(
         reference=grpo.kl_cost > 0,
         lora=config.lora,
         seed=config.seed,
+        split=config.learner.zero == 3,
     )
     row_groups = sharding.row_groups(setup.mesh)
     return TextLearner(
@@ -94,6 +95,7 @@ def make_scheduler(
         mesh=setup.mesh,
         steps_per_dispatch=min(config.decode.steps_per_dispatch, setup.length),
         launching=setup.launching,
+        layout=layout_of(setup.config, setup.mesh, config.learner.zero),
     )
     engine.warm_up(weights)
     limits = Limits(max_waiting=4 * completions_ahead(config), max_waiting_tokens=1 << 24)

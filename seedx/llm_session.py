@@ -86,11 +86,13 @@ class LlmSession:
         from seedx.learner.token_logprobs import Model
         from seedx.llm_parts import make_learner
         from seedx.llm_resume import Progress, resume_llm_run
+        from seedx.llm_setup import layout_of
         from seedx.llm_warm_start import warm_started
 
         config, learner, setup = self._config, self._config.learner, self._setup
         params, self._initial_params = self._initial_params, None  # of the warm start; there is no room for both
-        self._policy = Model(setup.config, config.rollout.temperature, learner.dtype, learner.remat)
+        layout = layout_of(setup.config, setup.mesh, learner.zero)
+        self._policy = Model(setup.config, config.rollout.temperature, learner.dtype, learner.remat, layout)
         self.learner = make_learner(
             config, setup, self._policy, params, publish=self._publish, metrics=self._metrics, run_dir=self._run_dir
         )
@@ -114,7 +116,7 @@ class LlmSession:
         from seedx.weights import Weights
 
         _say("compiling")
-        _say(self.learner.compile().describe())
+        _say(self.learner.compile().describe(self._setup.mesh.size, self._config.learner.zero))
         state = self.learner.state
         weights = Weights(state.updates, self._cast(state.params))
         self.scheduler = make_scheduler(self._config, self._setup, weights, self._crew, _say)

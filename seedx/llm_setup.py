@@ -95,7 +95,8 @@ def set_up(config: LlmConfig, say: Callable[[str], None]) -> tuple[Setup, Tree]:
     if isinstance(task, Rewarded):
         task.check_config(config.reward)
     mesh = sharding.whole_mesh(config.mesh, config.decode.max_concurrent)
-    model = open_model(config.model, "float32", lambda found: layout_of(found, mesh), seed=config.seed)
+    layout = partial(layout_of, mesh=mesh, zero=config.learner.zero)
+    model = open_model(config.model, "float32", layout, seed=config.seed)
     max_tokens = rollout.max_tokens or getattr(task, "max_tokens", _MAX_TOKENS)
     room = model.config.max_length // _ROUND * _ROUND - max_tokens
     require(
@@ -128,9 +129,10 @@ def set_up(config: LlmConfig, say: Callable[[str], None]) -> tuple[Setup, Tree]:
     return setup, model.params
 
 
-def layout_of(config: TransformerConfig, mesh: Mesh) -> Tree:
-    """Where each parameter lives, for learning and for decoding."""
-    return sharding.serve_shardings(mesh, transformer.logical_axes(config), transformer.abstract_params(config))
+def layout_of(config: TransformerConfig, mesh: Mesh, zero: int = 3) -> Tree:
+    """Where each parameter lives, for learning and for decoding; only ZeRO-3 splits it over fsdp."""
+    axes, shapes = transformer.logical_axes(config), transformer.abstract_params(config)
+    return sharding.serve_shardings(mesh, axes, shapes, split=zero == 3)
 
 
 def caster(dtype: str) -> Callable[[Tree], Tree]:

@@ -81,7 +81,16 @@ def warm_started(
             )
 
     say(f"warm start: supervised on the task's answers until {wanted.reward:.0%} are right")
-    params = warm_start(model, wanted, params, shown, mesh=setup.mesh, row_tokens=setup.length, progress=progress)
+    params = warm_start(
+        model,
+        wanted,
+        params,
+        shown,
+        mesh=setup.mesh,
+        row_tokens=setup.length,
+        zero=config.learner.zero,
+        progress=progress,
+    )
     say(f"warm start: done after {time.monotonic() - started:.1f} s and {taken:,} prompts")
     return params
 

@@ -25,7 +25,7 @@ from seedx.config_file import AnyConfig
 from seedx.hosts import Hosts
 from seedx.llm_config import LlmConfig
 from seedx.replay.description import table_description
-from seedx.rundir import newest_update
+from seedx.runlog import session_number
 
 # Actors share the machine with each other and with the learner: one thread each, and never the accelerator.
 ACTOR_ENV = {
@@ -94,8 +94,8 @@ def make_program(
 
     An LLM run has no actors: what it acts in are texts, and rewards are computed by children of the learner.
 
-    With `num_actors=0` the learner's process steps the environments of one actor itself. Of a resumed run, the newest
-    checkpoint in `run_dir` numbers the session, so that environments get other seeds than before.
+    With `num_actors=0` the learner's process steps the environments of one actor itself. Of a resumed run, what
+    `run_dir` holds numbers the session, so that environments get other seeds than before.
 
     Args:
         config: Of the run.
@@ -112,7 +112,7 @@ def make_program(
     run_dir = os.path.abspath(run_dir)
     run = (python, "-m", "seedx.run")
     resume = ("--resume",) if config.resume else ()
-    session = ("--session", str(newest_update(run_dir))) if config.resume else ()
+    session = ("--session", str(session_number(run_dir))) if config.resume else ()
     replays = [_reverb_server(config, run_dir, python)] if config.replay == "reverb" else []
     replay = ("--replay", *(f"reverb://{role.serves}" for role in replays)) if replays else ()
     together: tuple[str, ...] = ()

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from seedx.rundir import newest_update
+
 SUMMARY_KEYS = (
     *("agent", "env", "seed", "env_steps", "frames", "updates", "seconds", "env_steps_per_s"),
     *("return_mean", "return_episodes", "lag_updates_mean", "exit"),
@@ -115,6 +117,17 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise ValueError(f"{path}:{number} is not JSON ({error}); remove that line.") from error
     return rows
+
+
+def session_number(run_dir: str | Path) -> int:
+    """Tells the next session of a run from those before: updates of its newest checkpoint, else of its last figures.
+
+    Without a checkpoint it begins anew, or is part of a run whose checkpoints are another host's.
+    """
+    if newest := newest_update(run_dir):
+        return newest
+    rows = read_rows(Path(run_dir) / "metrics.jsonl")
+    return int(rows[-1].get("updates", 0)) if rows else 0
 
 
 def write_summary(run_dir: str | Path, summary: Mapping[str, Any]) -> Path:

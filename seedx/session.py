@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import math
 import threading
 import time
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seedx import rundir
 from seedx.checks import ConfigError
 from seedx.config import Config
 from seedx.config_file import to_json
 from seedx.ending import Ending, check_actors
+from seedx.first_actor import act_here, await_spec
 from seedx.hosts import Hosts
 from seedx.inference.frontend import FrontEnd
+from seedx.runlog import session_number
 from seedx.threads import Crew, spare_the_collector
 from seedx.types import EnvSpec
 
@@ -65,7 +64,10 @@ class Session:
         """From the first actor's hello to the last line; sets `done`, whether it succeeds or fails."""
         try:
             self._load()
-            self._build(self._await_spec())
+            if self._config.num_actors == 0:
+                session = session_number(self._run_dir) if self._resume else 0
+                act_here(self._config, self.front_end.address, self._hosts.index, session, self._crew)
+            self._build(await_spec(self._config, self.front_end, self._crew))
             self._compile()
             self._start()
             self._finish(self._learn())
@@ -78,7 +80,8 @@ class Session:
         """Loads what takes seconds, while the actors start, and finds the other hosts."""
         alike = dataclasses.replace(self._config, run_dir=None)  # all but that, on all hosts
         settings = hashlib.sha256(to_json(alike).encode()).hexdigest()
-        self._hosts.join(settings, self._config.learner.host_wait_s, self._crew.stop.is_set)
+        wait_s = self._config.learner.host_wait_s
+        self._lifeline = self._hosts.join(settings, wait_s, self._crew.stop.is_set, self._crew.fail)
         import jax
 
         import seedx.agents.build
@@ -89,38 +92,6 @@ class Session:
 
         compilation_cache.use()
         jax.local_devices()
-
-    def _await_spec(self) -> EnvSpec:
-        """The environments' spec, which the first actor says."""
-        deadline = time.monotonic() + self._config.inference.hello_timeout_s
-        if self._config.num_actors == 0:
-            self._crew.spawn("actor-0", self._act_here)
-        while time.monotonic() < deadline:
-            try:
-                return self.front_end.first_spec.result(timeout=_POLL_S)
-            except FutureTimeoutError:
-                if self._crew.stop.is_set():
-                    raise SystemExit(1) from None
-        raise ConfigError(
-            f"no actor said hello within {self._config.inference.hello_timeout_s:.0f} s; are they started with "
-            f"--server {self.front_end.address}? Raise --inference.hello-timeout-s if they start slowly."
-        )
-
-    def _act_here(self) -> None:
-        """The one actor of this host in this process, through the same client (`--num-actors 0`)."""
-        from seedx.envs.actor import run_actor
-        from seedx.envs.make import make_env
-        from seedx.inference.client import Replaced
-
-        with contextlib.suppress(Replaced):  # by a process
-            run_actor(
-                self._config,
-                self.front_end.address,
-                actor_id=self._hosts.index,
-                make_group=lambda seeds: make_env(self._config, len(seeds), seeds),
-                session=rundir.newest_update(self._run_dir) if self._resume else 0,
-                stop=self._crew.stop,
-            )
 
     def _build(self, spec: EnvSpec) -> None:
         from seedx import sharding
@@ -310,5 +281,6 @@ class Session:
             self.reporter.finish(reason)
             self.replay.close()
             if self._agreed:
+                self._lifeline.end()
                 self._hosts.leave()
             self.saving_since = -math.inf

@@ -22,8 +22,9 @@ _MAX_SIMULATED = 8
 DATA = "data"
 FSDP = "fsdp"
 TENSOR = "tensor"
+ROWS = (DATA, FSDP)  # over which the rows of a language model's batch are spread
 # Where a transformer's named axes go (seedx/networks/transformer.py); the others are whole on every device.
-_RULES = {"batch": (DATA, FSDP), "embed": (FSDP,), "kv_heads": (TENSOR,), "ffn": (TENSOR,)}
+_RULES = {"batch": ROWS, "embed": (FSDP,), "kv_heads": (TENSOR,), "ffn": (TENSOR,)}
 
 
 class Meshes(NamedTuple):
@@ -184,7 +185,7 @@ def simulate_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
-def serve_shardings(mesh: Mesh, axes: Any, shapes: Any) -> Any:
+def serve_shardings(mesh: Mesh, axes: Any, shapes: Any, *, split: bool = True) -> Any:
     """Where the arrays of a transformer live: key heads and feed-forward over tensor, width over fsdp, rows over both.
 
     Args:
@@ -192,26 +193,29 @@ def serve_shardings(mesh: Mesh, axes: Any, shapes: Any) -> Any:
         axes: The names of each array's axes, a tuple for each (`logical_axes`, `cache_axes`); an axis of another name,
             or "", is whole everywhere.
         shapes: Arrays or their shapes, a tree of the same form.
+        split: Whether width is split over fsdp; else it is whole.
 
     Raises:
         ConfigError: an axis does not divide over the devices.
     """
 
+    rules = _RULES if split else {**_RULES, "embed": ()}
+
     def place(leaf: Any, names: tuple[str, ...]) -> NamedSharding:
         for name, size in zip(names, leaf.shape, strict=True):
-            over = _RULES.get(name, ())
+            over = rules.get(name, ())
             count = math.prod(mesh.shape[axis] for axis in over)
             if size % count:
                 wanted = " x ".join(f"mesh.{axis}" for axis in over)
                 raise ConfigError(f"{name} ({size}) must be divisible by {wanted} ({count}).")
-        return NamedSharding(mesh, PartitionSpec(*(_RULES.get(name) for name in names)))
+        return NamedSharding(mesh, PartitionSpec(*(rules.get(name) or None for name in names)))
 
     return jax.tree.map(place, shapes, axes)
 
 
 def split_rows(mesh: Mesh) -> NamedSharding:
     """The first axis spread over the row groups of a serving mesh."""
-    return NamedSharding(mesh, PartitionSpec((DATA, FSDP)))
+    return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
 def row_groups(mesh: Mesh) -> int:
@@ -221,7 +225,23 @@ def row_groups(mesh: Mesh) -> int:
 
 def row_group() -> jax.Array:
     """Which of these parts computes this, inside of a `jax.shard_map` over all axes of a serving mesh; int32."""
-    return jax.lax.axis_index((DATA, FSDP))
+    return jax.lax.axis_index(ROWS)
+
+
+def layout_of(tree: Tree) -> Tree:
+    """Where the arrays of a tree live."""
+    return jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), tree)
+
+
+def reshard(tree: Tree, layout: Tree) -> Tree:
+    """The same arrays in another layout; the same tree, and no copy, if it has that already."""
+    return tree if layout_of(tree) == layout else jax.device_put(tree, layout)
+
+
+def bytes_per_device(tree: Tree) -> int:
+    """What each device holds of a tree; an array that is there twice counts once."""
+    leaves = {id(leaf): leaf for leaf in jax.tree.leaves(tree)}.values()
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def held_bytes(array: Any) -> int:

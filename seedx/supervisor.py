@@ -181,7 +181,8 @@ def _exit_code(code: int) -> int:
 def _resume_hint(child: Child) -> str:
     run_dir = child.log.parent.parent
     if "--coordinator" in child.role.command:
-        return "If there is a checkpoint, it is host 0's: continue with --resume on all hosts."
+        lost = "jax ends a learner like that when host 0 is lost. " if child.code == -signal.SIGABRT else ""
+        return f"{lost}If there is a checkpoint, it is host 0's: continue with --resume on all hosts."
     if not rundir.newest_update(run_dir):
         return "There is no checkpoint yet."
     return f"Continue it with --resume --run-dir {run_dir}"

@@ -1,5 +1,6 @@
 """Eight simulated devices, strict dtypes and ranks, and jaxtyping shapes checked at run time."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -39,3 +40,18 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 @pytest.fixture
 def key() -> jax.Array:
     return jax.random.key(7)
+
+
+@pytest.fixture
+def cable():
+    """A `Cable`; where there can be none the test is skipped, or fails if SEEDX_REQUIRE names netns."""
+    from namespaces import Cable
+
+    with contextlib.ExitStack() as stack:
+        try:
+            made = stack.enter_context(Cable())
+        except OSError as error:  # a tool is missing, or the system forbids it
+            if "netns" in os.environ.get("SEEDX_REQUIRE", "").split():
+                pytest.fail(f"SEEDX_REQUIRE names netns, and there can be no network namespaces: {error}")
+            pytest.skip(f"no network namespaces: {error}")
+        yield made

@@ -28,6 +28,28 @@ def checking(config, spec):
     return Checking(config, spec)
 
 
+class Once(Checking):
+    """`Checking` with a metric `repeated`: transitions of an update that were in an earlier one too."""
+
+    def loss(self, params, target_params, unroll, weights, key):
+        loss, output = super().loss(params, target_params, unroll, weights, key)
+        executed = transition_mask(unroll.timestep.step_type)
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        repeated = io_callback(self._count_repeated, shape, unroll.timestep.observation[1:], executed)
+        return loss, output._replace(metrics={**output.metrics, "repeated": repeated})
+
+    def _count_repeated(self, rows, executed):
+        found = {(int(serial), int(t)) for serial, t, _ in np.asarray(rows)[np.asarray(executed)]}
+        seen = self.__dict__.setdefault("_seen", set())
+        repeated = len(found & seen) + int(np.sum(executed)) - len(found)
+        seen |= found
+        return np.float32(repeated)
+
+
+def once(config, spec):
+    return Once(config, spec)
+
+
 class Slow(Checking):
     """`Checking` whose update takes a fifth of a second."""
 

@@ -50,7 +50,7 @@ def masked_half(unroll):
 
 def main(out, index=0, count=1, coordinator=""):
     hosts = Hosts(coordinator, int(count), int(index))
-    hosts.join("the same", 60.0, lambda: False)
+    lifeline = hosts.join("the same", 60.0, lambda: False, print)
     agent, metrics, weights = Impala(CONFIG, VECTOR), Metrics(), WeightStore()
     meshes = sharding.build_meshes(CONFIG.learner)
     weights = WeightStore(sharding.mover(meshes.learner, meshes.inference))
@@ -82,6 +82,7 @@ def main(out, index=0, count=1, coordinator=""):
     arrays = acting, sharding.local_view(learner.state.opt_state, meshes.learner)
     leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(arrays))}
     np.savez(out, env_steps=learner.state.env_steps, updates=learner.state.updates, **leaves)
+    lifeline.end()
     hosts.leave()
 
 

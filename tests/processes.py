@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +124,23 @@ class Processes:
         tiny = () if "--resume" in flags else TINY
         return self.launch("local.py", *tiny, "--run-dir", str(run_dir), *flags, env=QUICK | (env or {}), **kwargs)
 
-    def launch(self, name: str, *flags: str, **kwargs: Any) -> Started:
-        """A launcher."""
-        return self.start(sys.executable, str(ROOT / "launch" / name), *flags, **kwargs)
+    def launch(self, name: str, *flags: str, inside: Sequence[str] = (), **kwargs: Any) -> Started:
+        """A launcher, behind the words that start it somewhere else."""
+        return self.start(*inside, sys.executable, str(ROOT / "launch" / name), *flags, **kwargs)
 
-    def role(self, role: str, run_dir: Path, address: str, *flags: str, env: dict[str, str] | None = None) -> Started:
+    def role(
+        self,
+        role: str,
+        run_dir: Path,
+        address: str,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        inside: Sequence[str] = (),
+    ) -> Started:
         """One role, started singly; compiles quickly."""
         where = "--listen" if role == "learner" else "--server"
         command = (sys.executable, "-m", "seedx.run", role, "--run-dir", str(run_dir), where, address, *flags)
-        return self.start(*command, env=QUICK | (env or {}))
+        return self.start(*inside, *command, env=QUICK | (env or {}))
 
     def alive(self, *words: str) -> list[psutil.Process]:
         """Living processes that descend from those started here and have `words` on their command line."""

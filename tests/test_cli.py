@@ -144,7 +144,6 @@ def test_atari_is_told_by_name_as_envpool_has_it():
         (["--agent", "r2d2", "--deterministic"], ["deterministic runs need a queue", "--agent impala"]),
         (["--config", "nowhere.py"], ["'nowhere.py' does not exist"]),
         (["--resume"], ["--resume needs", "--run-dir"]),
-        (["--resume", "--run-dir", "nowhere"], ["no run in 'nowhere'", "drop --resume"]),
         (["--run-dir", "file/x"], ["'file/x' cannot be used", "another --run-dir"]),
     ],
 )
@@ -220,6 +219,15 @@ def test_resume_takes_the_runs_own_config_and_flags_win(tmp_path):
     assert cli.parse([*flags, "--steps", "9"]) == dataclasses.replace(made, steps=9)
     with pytest.raises(ConfigError, match="already holds checkpoints"):  # The stored resume is no standing consent.
         cli.prepare_run_dir(cli.parse(["--run-dir", str(tmp_path)]))
+
+
+def test_resume_of_a_run_that_is_not_there_begins_it_and_says_so(tmp_path, capsys):
+    flags = ["--env", "catch", "--seed", "7", "--resume", "--run-dir", str(tmp_path / "run")]
+    made = cli.prepare_run_dir(cli.parse(flags))
+    assert f"no run in '{tmp_path / 'run'}'; it begins one there" in capsys.readouterr().err
+    assert (made.env, made.seed) == ("catch", 7)
+    assert cli.prepare_run_dir(cli.parse(flags)) == made
+    assert capsys.readouterr().err == ""
 
 
 def test_resume_of_a_moved_run_stays_where_it_is_now(tmp_path):

@@ -1,8 +1,6 @@
-"""Several hosts as one learner: they find each other, compute the updates of one, and end alike."""
+"""Several hosts as one learner: they compute the updates of one, and say when to end."""
 
-import socket
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ from processes import ROOT, Processes, free_port
 from quick_xla import QUICK_XLA
 
 from seedx.checks import ConfigError
-from seedx.hosts import HostLostError, Hosts
+from seedx.hosts import Hosts
 from seedx.votes import REASONS, Vote, Votes
 
 
@@ -87,79 +85,7 @@ def test_nobody_wants_to_stop():
     assert votes.learners == 0
 
 
-# ---- how they find each other
-
-
-def roll(hosts, settings="same", timeout_s=20.0):
-    """Runs the part of `join` that precedes jax on a thread; what it raised, once it has ended."""
-    from seedx import hosts as module
-
-    call = module._call_roll if hosts.index == 0 else module._answer_roll
-    errors = []
-
-    def run():
-        import time
-
-        try:
-            call(hosts, settings, time.monotonic() + timeout_s, lambda: False)
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def wait():
-        thread.join(60)
-        assert not thread.is_alive()
-        return str(errors[0]) if errors else None
-
-    return wait
-
-
-def test_hosts_find_each_other_in_any_order_and_past_strangers():
-    address = f"localhost:{free_port()}"
-    later = [roll(Hosts(address, 3, 2))]
-    first = roll(Hosts(address, 3, 0))
-    port = int(address.rpartition(":")[2])
-    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"7 same\n", b"\xff\xfe\n", b""):
-        for _ in range(100):
-            try:
-                stranger = socket.create_connection(("localhost", port), timeout=10)
-                break
-            except OSError:
-                threading.Event().wait(0.1)
-        stranger.sendall(garbage)
-        stranger.close()
-    later.append(roll(Hosts(address, 3, 1)))
-    assert [wait() for wait in (first, *later)] == [None] * 3
-
-
-def test_a_host_that_never_comes_is_named_on_all_others():
-    address = f"localhost:{free_port()}"
-    waits = [roll(Hosts(address, 4, i), timeout_s=3.0) for i in (0, 2)]
-    for wait in waits:
-        assert wait() == f"hosts 1, 3 of 4 did not come to {address} in time."
-
-
-def test_a_missing_coordinator_is_named():
-    address = f"localhost:{free_port()}"
-    said = roll(Hosts(address, 2, 1), timeout_s=0.5)()
-    assert f"host 0 is not at {address}" in said
-    assert "host 1 of 2" in said
-
-
-def test_hosts_with_other_settings_are_refused():
-    address = f"localhost:{free_port()}"
-    waits = [roll(Hosts(address, 2, 0), "mine"), roll(Hosts(address, 2, 1), "yours")]
-    for wait in waits:
-        assert "host 1 has other settings than host 0" in wait()
-
-
-def test_a_coordinator_whose_port_is_taken_is_refused():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        hosts = Hosts(f"127.0.0.1:{taken.getsockname()[1]}", 2, 0)
-        with pytest.raises(ConfigError, match="cannot listen"):
-            hosts.join("", 1.0, lambda: False)
+# ---- who they are
 
 
 @pytest.mark.parametrize(
@@ -184,12 +110,7 @@ def test_a_batch_that_does_not_divide_is_refused():
 
 def test_one_host_waits_for_nobody():
     hosts = Hosts()
-    hosts.join("", 0.0, lambda: True)
+    hosts.join("", 0.0, lambda: True, pytest.fail).end()
     hosts.meet("anywhere", 0.0)
     hosts.leave()
     assert hosts.alone
-
-
-def test_a_host_that_is_told_to_stop_waits_no_longer():
-    with pytest.raises(HostLostError, match="stopped"):
-        Hosts(f"localhost:{free_port()}", 2, 1).join("", 60.0, lambda: True)

@@ -20,6 +20,7 @@ LAYERS = [
         "agents",
         "ending",
         "evaluate",
+        "first_actor",
         "joint",
         "llm_setup",
         "llm_resume",
@@ -49,7 +50,8 @@ LAYERS = [
         "threads",
         "votes",
     },
-    {"llm_config"},
+    {"llm_config", "roll_call"},
+    {"lifeline"},
     {"bpe", "config", "types"},
     {
         "agent_config",

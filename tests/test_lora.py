@@ -184,9 +184,10 @@ class Bench:
         )
         self.base = jax.device_put(weights(0), layout)
         self.published, self.metrics = [], Metrics()
+        model = MODEL._replace(layout=layout)
         self.learner = TextLearner(
-            MODEL,
-            partial(grpo_loss, MODEL, self.settings),
+            model,
+            partial(grpo_loss, model, self.settings),
             Trainable(
                 SMALL,
                 self.mesh,

@@ -11,10 +11,12 @@ from processes import QUICK, ROOT, TINY, Processes, free_port, last
 
 from seedx.checks import ConfigError
 from seedx.config import Config
-from seedx.hosts import HEARTBEAT_S, Hosts
+from seedx.hosts import Hosts
+from seedx.lifeline import SILENT_S
 from seedx.program import make_program
+from seedx.rundir import newest_update
 
-LOST_S = HEARTBEAT_S + 60  # within which the others have ended; the rest is for a busy machine
+LOST_S = SILENT_S + 60  # within which the others have ended; the rest is for a busy machine
 
 
 @pytest.fixture
@@ -39,6 +41,7 @@ def load_pod():
         (["127.0.0.1:9000", "203.0.113.1"], {}, 0),
         (["203.0.113.1", "203.0.113.2", "203.0.113.3"], {"SLURM_PROCID": "2"}, 2),
         (["localhost:1", "127.0.0.1:2"], {"TPU_WORKER_ID": "1"}, 1),
+        (["203.0.113.1", "203.0.113.2"], {"JOB_COMPLETION_INDEX": "1"}, 1),
     ],
 )
 def test_a_host_finds_itself_by_name_or_address_and_then_by_its_scheduler(names, env, index):
@@ -135,13 +138,50 @@ def test_a_signal_to_one_host_ends_both_with_its_code(processes, tmp_path):
     processes.wait_until_gone()
 
 
-def test_a_killed_learner_ends_the_other_host(processes, tmp_path):
-    pods = start_pods(processes, tmp_path / "run", *TINY)
-    until_learning(pods, tmp_path / "run")
+@pytest.mark.slow
+def test_the_same_line_begins_a_run_and_goes_on_after_a_preemption_and_after_a_lost_host(processes, tmp_path):
+    run_dir = tmp_path / "run"
+    flags = (*TINY, "--resume", "--steps", "3000", "--checkpoint.interval-s", "0.5")
+    pods = start_pods(processes, run_dir, *flags)
+    until_learning(pods, run_dir)
+    assert all("found no run in" in pod.err for pod in pods)
+    pods[1].send(signal.SIGTERM)  # the notice to one host
+    assert [pod.wait() for pod in pods] == [143, 143], [pod.said for pod in pods]
+    preempted = newest_update(run_dir)
+    assert preempted == json.loads((run_dir / "summary.json").read_text())["updates"]  # nothing is lost
+
+    pods = start_pods(processes, run_dir, *flags)
+    pods[0].until(lambda: newest_update(run_dir) > preempted, "a further checkpoint")
+    assert f"resumed at update {preempted:,}" in pods[0].out
     learner_of(processes, 1).kill()
     assert pods[0].wait(LOST_S) == 1, pods[0].said
-    assert "most likely since another one is gone" in pods[0].err
     assert pods[1].wait() == 137
+    lost = newest_update(run_dir)
+
+    pods = start_pods(processes, run_dir, *flags)
+    assert [pod.wait() for pod in pods] == [0, 0], [pod.said for pod in pods]
+    assert f"resumed at update {lost:,}" in pods[0].out
+    ends = [json.loads((place / "summary.json").read_text()) for place in (run_dir, run_dir / "host-1")]
+    assert [end["exit"] for end in ends] == ["steps", "steps"]
+    assert ends[0]["updates"] == ends[1]["updates"] > lost > preempted > 0
+    assert ends[0]["env_steps"] >= 3000
+    assert newest_update(run_dir) == ends[0]["updates"]
+    processes.wait_until_gone()
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_killed_learner_ends_the_other_host_and_is_named(processes, tmp_path, victim):
+    pods = start_pods(processes, tmp_path / "run", *TINY)
+    until_learning(pods, tmp_path / "run")
+    learner_of(processes, victim).kill()
+    left = pods[1 - victim]
+    code = left.wait(LOST_S)
+    if victim == 0 and code == 134:  # jax may hear of it first, and ends the process
+        assert "jax ends a learner like that when host 0 is lost" in left.err
+    else:
+        assert code == 1, left.said
+        assert f"learner: host {victim} of 2 is lost: its connection is closed." in left.err
+    assert pods[victim].wait() == 137
     processes.wait_until_gone()
 
 

@@ -54,13 +54,15 @@ def test_only_the_learner_of_a_resumed_run_is_told_so():
     assert ["--resume" in r.command for r in made.roles] == [True, False, False]
 
 
-def test_actors_of_a_resumed_run_are_told_the_newest_update(tmp_path):
+def test_actors_of_a_resumed_run_are_told_how_far_it_had_come(tmp_path):
     def sessions(config):
         commands = [role.command for role in make_program(config, tmp_path, "h:1").roles[1:]]
         return [command[command.index("--session") + 1] if "--session" in command else None for command in commands]
 
     resumed = Config(resume=True, num_actors=1, eval_actors=1)
     assert sessions(resumed) == ["0", "0"]  # stopped before its first checkpoint
+    (tmp_path / "metrics.jsonl").write_text('{"updates": 7}\n{"updates": 8}\n')  # of a host without checkpoints
+    assert sessions(resumed) == ["8", "8"]
     for name in ("9", "100", "200.damaged-5", "300.orbax-checkpoint-tmp"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert sessions(resumed) == ["100", "100"]

@@ -127,9 +127,9 @@ def test_a_learner_counts_and_publishes_and_never_compiles_again(tmp_path, old, 
     bench = Bench(tmp_path, GrpoConfig(group_size=4, old=old, importance=importance), devices)
     learner = bench.learner
     needs = learner.compile()
-    table_bytes = TABLE.nbytes * devices
+    table_bytes = TABLE.nbytes  # on each device
     assert (needs.weights, needs.frozen, needs.gradients) == (table_bytes, 0, 2 * table_bytes)
-    assert needs.optimizer == 2 * table_bytes + 4 * devices  # both moments, and a counter
+    assert needs.optimizer == 2 * table_bytes + 4  # both moments, and a counter
     assert needs.temporary > 0
     assert learner.state.updates == 7
     assert bench.published == []

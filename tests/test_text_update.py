@@ -54,8 +54,8 @@ def programs(mesh_name):
     mesh = sharding.serve_mesh(**MESHES[mesh_name])
     layout = sharding.serve_shardings(mesh, transformer.logical_axes(SMALL), transformer.abstract_params(SMALL))
     params, reference = (jax.device_put(weights(seed), layout) for seed in (0, 1))
-    loss = partial(grpo_loss, Model(SMALL), GRPO)
-    return mesh, make_update(loss, make_optimizer(LEARNER), mesh, params), params, reference
+    loss = partial(grpo_loss, Model(SMALL, layout=layout), GRPO)
+    return mesh, make_update(loss, make_optimizer(LEARNER), mesh, params, reference), params, reference
 
 
 @functools.cache

@@ -246,9 +246,10 @@ class Bench:
         )
         params = jax.device_put(weights(0), layout)
         self.published, self.metrics = [], Metrics()
+        model = MODEL._replace(layout=layout)
         self.learner = TextLearner(
-            MODEL,
-            partial(grpo_loss, MODEL, self.settings),
+            model,
+            partial(grpo_loss, model, self.settings),
             Trainable(SMALL, self.mesh, value_head=True),
             self.settings,
             config,

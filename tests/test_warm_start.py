@@ -99,6 +99,11 @@ def test_its_gradient_is_that_of_the_policy_loss_with_advantage_1():
     np.testing.assert_allclose(got["table"], want["table"], rtol=1e-5, atol=1e-8)
 
 
+def placed(table):
+    """Parameters on one device."""
+    return jax.device_put({"table": table}, sharding.replicated(sharding.serve_mesh()))
+
+
 @pytest.mark.parametrize("mesh", [{}, {"data": 4, "fsdp": 2}], ids=str)
 def test_it_learns_until_the_answers_are_as_likely_as_wanted(mesh):
     mesh = sharding.serve_mesh(**mesh)
@@ -126,7 +131,7 @@ def test_it_learns_until_the_answers_are_as_likely_as_wanted(mesh):
 def test_what_it_says_is_smoothed_over_batches_that_were_not_learned_from():
     config = WarmStartConfig(reward=0.999, batch_size=6, learning_rate=1e-9, max_updates=3)
     told, smoothed = [], 0.0
-    params = {"table": jnp.asarray(3 * np.roll(np.eye(V, dtype=np.float32), 1, axis=1))}  # it counts on already
+    params = placed(3 * np.roll(np.eye(V, dtype=np.float32), 1, axis=1))  # it counts on already
     with pytest.raises(ConfigError):
         warm_start(
             MODEL,
@@ -150,7 +155,7 @@ def test_a_task_that_it_does_not_learn_in_time_is_refused():
         warm_start(
             MODEL,
             config,
-            {"table": jnp.asarray(TABLE)},
+            placed(TABLE),
             count_on,
             mesh=sharding.serve_mesh(),
             row_tokens=ROW_TOKENS,

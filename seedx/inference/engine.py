@@ -93,6 +93,7 @@ class Engine:
         mesh: Of `sharding.serve_mesh`; None: the first device.
         steps_per_dispatch: K, tokens that each slot gets from one `generate`.
         launching: Held while a computation is launched.
+        layout: Where each parameter lives; None: spread over the whole mesh.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Engine:
         mesh: Mesh | None = None,
         steps_per_dispatch: int = 8,
         launching: contextlib.AbstractContextManager | None = None,
+        layout: Tree = None,
     ) -> None:
         self.config, self.plan, self.steps_per_dispatch = config, plan, steps_per_dispatch
         self.launching = launching or contextlib.nullcontext()
@@ -112,7 +114,7 @@ class Engine:
         self._orders = np.zeros((len(Order), plan.num_slots), np.int32)
         self._position = np.full(plan.num_slots, IDLE, np.int64)  # of each slot's last token, after what was launched
         axes, shapes = transformer.logical_axes(config), transformer.abstract_params(config)
-        self._layout = sharding.serve_shardings(self._mesh, axes, shapes)
+        self._layout = layout or sharding.serve_shardings(self._mesh, axes, shapes)
         quantize = partial(int8.quantize, axes=axes)
         int8_shapes, int8_axes = jax.eval_shape(quantize, shapes), int8.quantized_axes(axes)
         self._int8_layout = sharding.serve_shardings(self._mesh, int8_axes, int8_shapes)
@@ -154,14 +156,14 @@ class Engine:
 
     def place(self, params: Tree) -> Tree:
         """Parameters in the layout of this engine; the same tree if they have it already."""
-        if _layout(params) in (self._layout, self._int8_layout):
+        if sharding.layout_of(params) == self._int8_layout:
             return params
         with self.launching:
-            return jax.device_put(params, self._layout)
+            return sharding.reshard(params, self._layout)
 
     def quantize(self, params: Tree) -> Tree:
         """Placed parameters as it computes with them: int8 if its plan says so; the same tree if they are."""
-        if not self.plan.int8 or _layout(params) == self._int8_layout:
+        if not self.plan.int8 or sharding.layout_of(params) == self._int8_layout:
             return params
         with self.launching:
             return self._quantize(params)
@@ -297,7 +299,3 @@ class Engine:
             compile_all(self._programs, self.plan, params, progress)
             run_all(self._programs, self.plan, params, self._slots)
         self._compiled = self._programs.compiled()
-
-
-def _layout(params: Tree) -> Tree:
-    return jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), params)

@@ -26,6 +26,7 @@ from seedx.learner.text_update import Sums, make_optimizer, make_update
 from seedx.learner.token_logprobs import Model
 from seedx.learner.trainable import Trainable
 from seedx.learner.value_head import value_figures
+from seedx.learner.zero import by_rows
 from seedx.metrics import Metrics
 from seedx.replay.items import Ragged
 from seedx.types import Tree
@@ -61,18 +62,19 @@ class Shapes(NamedTuple):
 
 
 class MemoryNeeds(NamedTuple):
-    """Bytes on all devices together."""
+    """Bytes on each device."""
 
     weights: int
     frozen: int
     optimizer: int
     gradients: int
-    temporary: int  # intermediate results of the gradient
+    temporary: int  # intermediate results of a program
 
-    def describe(self) -> str:
+    def describe(self, devices: int, zero: int) -> str:
         """For people."""
         parts = ", ".join(f"{name} {num_bytes / 1e6:,.1f} MB" for name, num_bytes in self._asdict().items())
-        return f"learning: {sum(self) / 1e6:,.1f} MB ({parts})"
+        where = f" on each of {devices} devices with ZeRO-{zero}" if devices > 1 else ""
+        return f"learning: {sum(self) / 1e6:,.1f} MB{where} ({parts})"
 
 
 def shapes_of(
@@ -146,15 +148,12 @@ class TextLearner:
             return loss(trainable.policy(trained, frozen), frozen, batch, trainable.head(trained))
 
         self._policy = trainable.policy_program(params)
-        self._programs = make_update(loss_of_trained, make_optimizer(config), mesh, trainable.begin(params)[0])
+        begun = trainable.begin(params)
+        self._programs = make_update(loss_of_trained, make_optimizer(config), mesh, *begun, zero=config.zero)
         self._before: Any = None  # program
         if trainable.value_head or settings.old == "recomputed":
-            layout = jax.tree.map(lambda leaf: leaf.sharding, params)
-            self._before = jax.jit(
-                partial(_before, model, settings),
-                in_shardings=(layout, sharding.replicated(mesh), self._rows),
-                out_shardings=self._rows,
-            )
+            inputs = (sharding.layout_of(params), sharding.replicated(mesh), self._rows)
+            self._before = jax.jit(by_rows(partial(_before, model, settings), mesh, inputs, self._rows))
 
     def begin(self, params: Tree) -> TextState:
         """The state of a run that begins with these parameters of the model."""
@@ -170,18 +169,21 @@ class TextLearner:
         step = self._programs.step.lower(  # type: ignore[attr-defined]
             state.trained, state.opt_state, sums.gradient, sums.loss, rate
         )
-        compiled = gradient.compile()
-        self._programs = self._programs._replace(gradient=compiled, step=step.compile())
+        self._programs = self._programs._replace(gradient=gradient.compile(), step=step.compile())
+        temporary = max(
+            program.memory_analysis().temp_size_in_bytes  # type: ignore[attr-defined]
+            for program in (self._programs.gradient, self._programs.step)
+        )
         if self._config.microbatches > 1:
             add = self._programs.add.lower(sums, sums).compile()  # type: ignore[attr-defined]
             self._programs = self._programs._replace(add=add)
         if self._before is not None:
             head = self.trainable.head(state.trained)
             self._before = self._before.lower(state.params, head, batch).compile()
-        temporary = compiled.memory_analysis().temp_size_in_bytes * self._rows.mesh.size
-        gradients = _held(state.trained) * (1 + (self._config.microbatches > 1))
-        weights = _held((state.params, state.trained))
-        return MemoryNeeds(weights, _held(state.frozen), _held(state.opt_state), gradients, temporary)
+        held = sharding.bytes_per_device
+        gradients = held(sums.gradient) * (1 + (self._config.microbatches > 1))
+        weights = held((state.params, state.trained))
+        return MemoryNeeds(weights, held(state.frozen), held(state.opt_state), gradients, temporary)
 
     def step(self, items: Ragged) -> None:
         """Updates on one batch of groups and publishes the result.
@@ -284,11 +286,6 @@ def _before(model: Model, settings: GrpoConfig, params: Tree, head: Tree, batch:
         return {"old": model.logprobs(params, batch)[0]}
     logprobs, _, values = model.logprobs_and_values(params, head, batch)
     return {"value": values} | ({"old": logprobs} if settings.old == "recomputed" else {})
-
-
-def _held(tree: Tree) -> int:
-    """Bytes on all devices; an array that is there twice counts once."""
-    return sum(map(sharding.held_bytes, {id(leaf): leaf for leaf in jax.tree.leaves(tree)}.values()))
 
 
 def means(figures: dict[str, float]) -> dict[str, float]:

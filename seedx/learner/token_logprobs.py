@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from seedx.learner.text_batch import TokenBatch
 from seedx.learner.value_head import head_values
+from seedx.learner.zero import gathered
 from seedx.networks import transformer
 from seedx.networks.transformer_config import TransformerConfig
 
@@ -33,6 +34,7 @@ def token_logprobs(
     temperature: float = 1.0,
     dtype: DTypeLike = jnp.float32,
     remat: bool = False,
+    layout: PyTree = None,
 ) -> tuple[Float[Array, "R L"], Float[Array, "R L"], Float[Array, "R L D"]]:
     """Each token's log-probability given those before it in its sequence, entropy and features that it was drawn with.
 
@@ -49,9 +51,21 @@ def token_logprobs(
         temperature: Of the distribution.
         dtype: What the model computes in.
         remat: Whether a gradient computes each block anew.
+        layout: Where the parameters live, if it is called in `zero.by_rows` with this device's part of them; None: they
+            are whole.
     """
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-    x, _ = transformer.features(config, params, tokens, positions, segments=segments, parents=parents, remat=remat)
+
+    def whole(name: str, part: PyTree) -> PyTree:
+        if layout is None:
+            return jax.tree.map(lambda leaf: leaf.astype(dtype), part)
+        return gathered(part, layout[name], dtype)
+
+    # A block at a time; the others, which are needed at both ends, once.
+    blocks = {transformer.layer_name(layer) for layer in range(config.num_layers)}
+    params = {name: part if name in blocks else whole(name, part) for name, part in params.items()}
+    x, _ = transformer.features(
+        config, params, tokens, positions, segments=segments, parents=parents, remat=remat, whole=whole
+    )
     x = jnp.take_along_axis(x, before[..., None], axis=1)
     return *_said(config, params, x, tokens, temperature), x
 
@@ -95,12 +109,14 @@ class Model(NamedTuple):
         temperature: Of the distribution that completions are drawn from.
         dtype: That the model computes in.
         remat: Whether the gradient computes each block anew.
+        layout: See `token_logprobs`.
     """
 
     config: TransformerConfig
     temperature: float = 1.0
     dtype: DTypeLike = jnp.float32
     remat: bool = False
+    layout: PyTree = None
 
     def logprobs(self, params: PyTree, batch: TokenBatch) -> tuple[Float[Array, "R L"], Float[Array, "R L"]]:
         """Log-probability of each token, and the entropy that it was drawn with."""
@@ -126,4 +142,5 @@ class Model(NamedTuple):
             temperature=self.temperature,
             dtype=self.dtype,
             remat=self.remat,
+            layout=self.layout,
         )

@@ -32,6 +32,7 @@ class Trainable(NamedTuple):
         reference: Whether the policy is compared with the model that the run began with.
         lora: The adapters.
         seed: Of the adapters.
+        split: Whether parameters are split over fsdp.
     """
 
     config: TransformerConfig
@@ -40,6 +41,7 @@ class Trainable(NamedTuple):
     reference: bool = False
     lora: LoraConfig = LoraConfig()
     seed: int = 0
+    split: bool = True
 
     def begin(self, params: Tree) -> tuple[Tree, Tree]:
         """What is trained and what is frozen, of a run that begins with these parameters; none are copied."""
@@ -59,7 +61,7 @@ class Trainable(NamedTuple):
         """`policy` for where nothing else is computed; what it makes lives where these parameters do."""
         if not self.lora.rank:
             return self.policy  # which computes nothing, and copies nothing
-        return jax.jit(self.policy, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, params))
+        return jax.jit(self.policy, out_shardings=sharding.layout_of(params))
 
     def head(self, trained: Tree) -> Tree:
         """The value head; None if there is none."""
@@ -84,7 +86,8 @@ class Trainable(NamedTuple):
             return lora.init_adapters(self.config, self.lora.rank, key)
 
         key = jax.random.key(self.seed)
-        layout = sharding.serve_shardings(self.mesh, lora.adapter_axes(self.config), jax.eval_shape(init, key))
+        axes, shapes = lora.adapter_axes(self.config), jax.eval_shape(init, key)
+        layout = sharding.serve_shardings(self.mesh, axes, shapes, split=self.split)
         return jax.jit(init, out_shardings=layout)(key)
 
 

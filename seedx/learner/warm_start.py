@@ -38,6 +38,7 @@ def warm_start(
     *,
     mesh: Mesh,
     row_tokens: int,
+    zero: int = 3,
     progress: Callable[[int, float], None],
 ) -> Tree:
     """Parameters after learning.
@@ -49,13 +50,14 @@ def warm_start(
         shown: The texts of batch number i.
         mesh: Of `sharding.serve_mesh`.
         row_tokens: Of a row; no text is longer.
+        zero: See `make_update`.
         progress: Told after each update how many there were, and the probability of a right answer.
 
     Raises:
         ConfigError: it was not reached.
     """
     optimizer = make_optimizer(TextLearnerConfig())
-    programs = make_update(lambda p, _, batch: imitation_loss(model, p, batch), optimizer, mesh, params)
+    programs = make_update(lambda p, _, batch: imitation_loss(model, p, batch), optimizer, mesh, params, zero=zero)
     place_rows = partial(jax.device_put, device=sharding.split_rows(mesh))
     state, solved = programs.init(params), 0.0
     rows = -(-config.batch_size // sharding.row_groups(mesh)) * sharding.row_groups(mesh)

@@ -9,6 +9,8 @@ feed-forward width, S cache length.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -216,6 +218,7 @@ def features(
     parents: Int[Array, "B L"] | None = None,
     cache: Cache | None = None,
     remat: bool = False,
+    whole: Callable[[str, PyTree], PyTree] | None = None,
 ) -> tuple[Float[Array, "B L D"], Cache | None]:
     """What the output makes logits of, and the cache after the call.
 
@@ -234,21 +237,32 @@ def features(
         parents: The segment that a token's own goes on from; None: none does.
         cache: Of `init_cache`; the cache after the call is returned.
         remat: Whether a gradient computes each block anew instead of keeping what is in it (1604.06174).
+        whole: Makes those parameters of a block that it is computed with, of its name and what stands in `params`;
+            computed anew with it. None: they are the same.
     """
-    model = nnx.merge(nnx.graphdef(_abstract(config)), params)
-    x = take_rows(model.embedding.get_value(), tokens, model.norm.weight[...].dtype)
+    x = take_rows(params["embedding"], tokens, params["norm"]["weight"].dtype)
     if config.embedding_scale != 1.0:
         x *= jnp.asarray(config.embedding_scale, x.dtype)
     masks = _masks(config, positions, segments, parents, cache)
     turns = _angles(config, positions)
-    after = []
+    after: list[Any] = []
     for layer in range(config.num_layers):
-        sliding = config.window(layer) > 0
-        block = getattr(model, layer_name(layer))
-        call = jax.checkpoint(block.__call__) if remat else block
-        x, entry = call(x, turns[sliding], masks[sliding], positions, cache[layer] if cache is not None else None)
+        sliding, name = config.window(layer) > 0, layer_name(layer)
+        call = functools.partial(_block, config, name, whole)
+        call = jax.checkpoint(call) if remat else call
+        entries = cache[layer] if cache is not None else None
+        x, entry = call(params[name], x, turns[sliding], masks[sliding], positions, entries)
         after.append(entry)
-    return model.norm(x), tuple(after) if cache is not None else None
+    norm = nnx.merge(nnx.graphdef(_abstract(config).norm), params["norm"])
+    return norm(x), tuple(after) if cache is not None else None
+
+
+def _block(
+    config: TransformerConfig, name: str, whole: Callable[[str, PyTree], PyTree] | None, part: PyTree, *args: PyTree
+) -> tuple[Float[Array, "B L D"], dict[str, Array] | None]:
+    """A block of these parameters, applied."""
+    params = part if whole is None else whole(name, part)
+    return nnx.merge(nnx.graphdef(getattr(_abstract(config), name)), params)(*args)
 
 
 def logits_of(config: TransformerConfig, params: PyTree, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
