@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import tpu_topology  # before jax
 
@@ -27,15 +29,21 @@ from jax.sharding import AxisType, Mesh
 
 from seedx import sharding
 from seedx.agents.build import build_agent
+from seedx.agents.grpo import grpo_loss
 from seedx.config import Config
 from seedx.config_file import load_recipe
+from seedx.grpo_config import GrpoConfig, TextLearnerConfig
 from seedx.inference.decode_programs import make_programs
 from seedx.inference.memory_plan import plan_memory
 from seedx.inference.policy import PolicyServer
 from seedx.inference.step import make_policy_step
 from seedx.inference.warm_up import trace_all
 from seedx.learner.learner import initial_state
+from seedx.learner.text_learner import TextLearner, shapes_of
+from seedx.learner.token_logprobs import Model
+from seedx.learner.trainable import Trainable
 from seedx.learner.update import make_update
+from seedx.llm_setup import layout_of
 from seedx.metrics import Metrics
 from seedx.networks import transformer
 from seedx.networks.transformer_config import TransformerConfig
@@ -72,6 +80,8 @@ MODELS = {
 }
 UNROLLS_PER_CHIP, ENVS_PER_CHIP = 32, 128
 SLOTS_PER_CHIP, SLOT_TOKENS = 16, 1024
+GROUP_SIZE, PROMPT_TOKENS, NEW_TOKENS = 8, 512, 512  # a group for each chip and update
+MAX_FSDP = 64  # chips that share one copy of a training state
 
 
 class Program(NamedTuple):
@@ -97,7 +107,7 @@ def environment_programs(recipe: str, spec: EnvSpec, topology: str) -> Iterator[
     server = PolicyServer(agent, spec, config, weights, here, Metrics(), Crew())  # which knows what a batch looks like
     batch = server.example_batch(learner.batch_size, config.unroll_rows)
     params, target_params, opt_state = _shapes(state[:3])
-    update = make_update(agent, learner, slice_mesh, 0).lower(
+    update = make_update(agent, learner, slice_mesh, 0).lower(  # type: ignore[attr-defined]
         params,
         target_params,
         opt_state,
@@ -117,12 +127,42 @@ def environment_programs(recipe: str, spec: EnvSpec, topology: str) -> Iterator[
     yield Program(f"{recipe} act", tpu_topology.HOST, act.compile)
 
 
-def decode_programs(name: str, config: TransformerConfig) -> Iterator[Program]:
+def learner_programs(name: str, topology: str, zero: Literal[1, 2, 3]) -> Iterator[Program]:
+    """The programs of a language model's update; groups of devices that hold all of it together share its state."""
+    config, devices = MODELS[name], tpu_topology.devices_of(topology)
+    fsdp = min(len(devices), MAX_FSDP)
+    mesh = _mesh(devices, (len(devices) // fsdp, fsdp, 1))
+    layout = layout_of(config, mesh, zero)
+    params = _at(transformer.abstract_params(config), layout, "float32")
+    learner = TextLearnerConfig(batch_size=mesh.size, microbatches=1, dtype="bfloat16", remat=True, zero=zero)
+    settings = GrpoConfig(group_size=GROUP_SIZE)
+    model = Model(config, dtype="bfloat16", remat=True, layout=layout)
+    trainable = Trainable(config, mesh, split=zero == 3)
+    shapes = shapes_of(learner, GROUP_SIZE, PROMPT_TOKENS, NEW_TOKENS, mesh.size)
+    text_learner = TextLearner(
+        model,
+        partial(grpo_loss, model, settings),
+        trainable,
+        settings,
+        learner,
+        mesh,
+        params,
+        shapes,
+        lambda *_: None,
+        Metrics(),
+        Path(),
+    )
+    state = jax.eval_shape(text_learner.begin, params)
+    for program, lowered in text_learner.lower(state).items():
+        yield Program(f"{name} zero-{zero} {program}", topology, lowered.compile)
+
+
+def decode_programs(name: str) -> Iterator[Program]:
     """All programs of a host's decode engine, whose weights are spread over its chips where one cannot hold them."""
-    count = len(tpu_topology.devices_of(tpu_topology.HOST))
+    config, count = MODELS[name], len(tpu_topology.devices_of(tpu_topology.HOST))
     shape = (count, 1, 1) if name == "smollm2" else (1, 1, count)
     mesh = _mesh(tpu_topology.devices_of(tpu_topology.HOST), shape)
-    params = _placed(config, mesh, "bfloat16")
+    params = _at(transformer.abstract_params(config), layout_of(config, mesh), "bfloat16")
     slots = SLOTS_PER_CHIP * count
     plan = plan_memory(
         config,
@@ -146,11 +186,9 @@ def _mesh(devices: Sequence[Any], shape: tuple[int, int, int]) -> Mesh:
     return Mesh(np.array(devices).reshape(shape), axes, axis_types=(AxisType.Auto,) * 3)
 
 
-def _placed(config: TransformerConfig, mesh: Mesh, dtype: str) -> Tree:
-    """The shapes of a model's parameters, and where they live."""
-    shapes = transformer.abstract_params(config)
-    places = sharding.serve_shardings(mesh, transformer.logical_axes(config), shapes)
-    return jax.tree.map(lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=at), shapes, places)
+def _at(shapes: Tree, layout: Tree, dtype: str) -> Tree:
+    """Shapes of parameters that live there."""
+    return jax.tree.map(lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=at), shapes, layout)
 
 
 def _shapes(tree: Tree) -> Tree:
@@ -158,7 +196,7 @@ def _shapes(tree: Tree) -> Tree:
 
 
 def chip_bytes(compiled: Any) -> int:
-    """What a compiled program takes of each chip: arguments, results that are not their memory, and what it computes."""
+    """What a compiled program takes of each chip: arguments, results elsewhere than in these, and what it computes."""
     memory = compiled.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return memory.argument_size_in_bytes + results + memory.temp_size_in_bytes
@@ -184,15 +222,17 @@ def main(argv: Sequence[str]) -> int:
 
 def all_programs(topologies: Sequence[str]) -> Iterator[Program]:
     """Those of both modes; what hosts do by themselves is the same in all slices and comes once."""
-    seen = set()
+    for topology, (recipe, spec) in itertools.product(topologies, RECIPES.items()):
+        for program in environment_programs(recipe, spec, topology):
+            if program.topology == topology or topology == topologies[0]:
+                yield program
     for topology in topologies:
-        for recipe, spec in RECIPES.items():
-            for program in environment_programs(recipe, spec, topology):
-                if program[:2] not in seen:
-                    seen.add(program[:2])
-                    yield program
-    for name, config in MODELS.items():
-        yield from decode_programs(name, config)
+        for zero in (1, 2, 3):
+            yield from learner_programs("smollm2", topology, zero)
+    if "v5e:16x16" in topologies:  # smaller slices do not hold its training state
+        yield from learner_programs("8b", "v5e:16x16", 3)
+    for name in MODELS:
+        yield from decode_programs(name)
 
 
 if __name__ == "__main__":

@@ -23,5 +23,5 @@ def devices_of(topology: str) -> list[Any]:
     """
     try:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
-    except (RuntimeError, NotImplementedError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:
         raise SystemExit(f"cannot compile for {topology} ({error}); is libtpu there? pip install -e '.[tpu]'") from None

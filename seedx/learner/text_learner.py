@@ -162,28 +162,35 @@ class TextLearner:
 
     def compile(self) -> MemoryNeeds:
         """Compiles the programs for these shapes, without running them; what an update takes of memory."""
-        state, (_, row_tokens, rows) = self.state, self._shapes
-        batch = TokenBatch(*[jax.ShapeDtypeStruct((rows, row_tokens), dtype) for dtype in _DTYPES])
-        gradient = self._programs.gradient.lower(state.trained, state.frozen, batch)  # type: ignore[attr-defined]
-        sums, rate = gradient.out_info, jax.ShapeDtypeStruct((), np.float32)
-        step = self._programs.step.lower(  # type: ignore[attr-defined]
-            state.trained, state.opt_state, sums.gradient, sums.loss, rate
-        )
-        self._programs = self._programs._replace(gradient=gradient.compile(), step=step.compile())
-        temporary = max(
-            program.memory_analysis().temp_size_in_bytes  # type: ignore[attr-defined]
-            for program in (self._programs.gradient, self._programs.step)
-        )
-        if self._config.microbatches > 1:
-            add = self._programs.add.lower(sums, sums).compile()  # type: ignore[attr-defined]
-            self._programs = self._programs._replace(add=add)
-        if self._before is not None:
-            head = self.trainable.head(state.trained)
-            self._before = self._before.lower(state.params, head, batch).compile()
+        state, lowered = self.state, self.lower(self.state)
+        sums = lowered["gradient"].out_info
+        compiled = {name: program.compile() for name, program in lowered.items()}
+        self._before = compiled.pop("before", None)
+        self._programs = self._programs._replace(**compiled)
+        temporary = max(program.memory_analysis().temp_size_in_bytes for program in compiled.values())
         held = sharding.bytes_per_device
         gradients = held(sums.gradient) * (1 + (self._config.microbatches > 1))
         weights = held((state.params, state.trained))
         return MemoryNeeds(weights, held(state.frozen), held(state.opt_state), gradients, temporary)
+
+    def lower(self, state: TextState) -> dict[str, Any]:
+        """The programs of an update by name, as they can be compiled.
+
+        Args:
+            state: Of a run; shapes with shardings are enough.
+        """
+        _, row_tokens, rows = self._shapes
+        batch = TokenBatch(*[jax.ShapeDtypeStruct((rows, row_tokens), dtype) for dtype in _DTYPES])
+        programs: Any = self._programs
+        gradient = programs.gradient.lower(state.trained, state.frozen, batch)
+        sums, rate = gradient.out_info, jax.ShapeDtypeStruct((), np.float32)
+        step = programs.step.lower(state.trained, state.opt_state, sums.gradient, sums.loss, rate)
+        lowered = {"gradient": gradient, "step": step}
+        if self._config.microbatches > 1:
+            lowered["add"] = programs.add.lower(sums, sums)
+        if self._before is not None:
+            lowered["before"] = self._before.lower(state.params, self.trainable.head(state.trained), batch)
+        return lowered
 
     def step(self, items: Ragged) -> None:
         """Updates on one batch of groups and publishes the result.
