@@ -33,6 +33,7 @@ LAYERS = [
     },
     {"llm_prompts"},
     {"learner", "inference", "envs", "replay", "cli", "console", "curve"},
+    {"transport"},
     {"networks", "weights", "checkpoint", "metrics", "runlog", "profiling"},
     {
         "chat",
