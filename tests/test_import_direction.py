@@ -155,6 +155,7 @@ import seedx.run, seedx.envs.actor, seedx.envs.make, seedx.inference.client, see
 import seedx.envs.catch, seedx.envs.memory, seedx.envs.dm_env_adapter, seedx.envs.gymnasium_adapter
 import seedx.envs.envpool_adapter
 import seedx.inference.decode_client
+import seedx.transport.open
 import seedx.envs.text.load, seedx.envs.text.strings, seedx.envs.text.calculator, seedx.envs.text.reasoning_gym_task
 import seedx.envs.text.prompts, seedx.envs.text.encode, seedx.envs.text.judge
 heavy = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow", "torch", "matplotlib", "tensorboardX"}

@@ -229,7 +229,7 @@ def test_a_publisher_killed_during_a_push(opened, address, processes, monkeypatc
 
     monkeypatch.setattr(assembly.Assembly, "feed", kill_first)
     with pytest.raises(WeightsLostError, match=r"the publisher at unix:.* is lost: UNAVAILABLE"):
-        reader.receive(1, 5.0)
+        reader.receive(1, 1.0)
     assert killed.popen.poll() is not None
     monkeypatch.setattr(assembly.Assembly, "feed", feed)
     check_whole(kept, LARGE)

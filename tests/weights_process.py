@@ -8,7 +8,7 @@ import argparse
 import sys
 import time
 
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from seedx.security import Access
@@ -20,7 +20,7 @@ def tree_of(version, size):
     """Two tensors, of `size` bytes together and more."""
     return {
         "layer": {"w": np.full(size // 4, version, np.float32)},
-        "head": np.full((3, 5), version, jnp.bfloat16),
+        "head": np.full((3, 5), version, ml_dtypes.bfloat16),
     }
 
 

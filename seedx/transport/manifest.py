@@ -62,7 +62,7 @@ class Manifest(NamedTuple):
                     path=tensor.path,
                     dtype=str(tensor.dtype),
                     shape=tensor.shape,
-                    encoding=tensor.encoding,
+                    encoding=tensor.encoding,  # type: ignore[bad-argument-type]  a number will do
                     payload_bytes=tensor.payload_bytes,
                     checksum=tensor.checksum,
                 )
