@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from seedx.transport import delta, manifest
 from seedx.transport import transport_pb2 as pb
 from seedx.transport.assembly import Assembly, Held
-from seedx.transport.encode import CHUNK_BYTES, chunks, encode
+from seedx.transport.encode import PIECE_BYTES, chunks, encode
 from seedx.transport.errors import CorruptedError, TreeMismatchError
 from seedx.transport.manifest import Manifest, VersionId, check_tensors
 from seedx.transport.tree import DTYPES, flatten, unflatten
@@ -28,7 +28,7 @@ def version_of(tree, number=1, base=None, checksums=True, writer=WRITER):
 def assemble(encoded, held=None, change=lambda stream: stream):
     """What a reader makes of a version that travelled in chunks."""
     assembly = Assembly(Manifest.from_bytes(encoded.manifest.to_bytes()), held)
-    for chunk in change(list(chunks(encoded.payloads))):
+    for chunk in change(list(chunks(encoded))):
         assembly.feed(chunk)
     return assembly.finish()
 
@@ -140,10 +140,10 @@ def test_arrays_that_arrive_cannot_be_written_to():
 
 
 def test_payloads_travel_in_chunks():
-    large = np.random.default_rng(3).integers(0, 256, 3 * CHUNK_BYTES + 7, dtype=np.uint8)
+    large = np.random.default_rng(3).integers(0, 256, 3 * PIECE_BYTES + 7, dtype=np.uint8)
     tree = {"a": np.ones(3), "b": large, "c": np.ones(2, np.int8)}
     encoded = version_of(tree).full
-    assert [len(chunk) for chunk in chunks(encoded.payloads)] == [CHUNK_BYTES] * 3 + [7 + 24 + 2]
+    assert [len(chunk) for chunk in chunks(encoded)] == [PIECE_BYTES] * 3 + [7 + 24 + 2 + 3 * 8]
     assert_bit_equal(assemble(encoded).weights().params, tree)
     byte_by_byte = assemble(version_of(TREE).full, change=lambda stream: [bytes([b]) for b in b"".join(stream)])
     assert_bit_equal(byte_by_byte.weights().params, TREE)
@@ -169,11 +169,10 @@ def test_no_changed_byte_goes_unnoticed(at, flip):
     for encoded, held in ((second.full, None), (second.delta, assemble(first.full))):
         try:
             got = assemble(encoded, held, change)
-        except CorruptedError as error:
-            assert "tensor a" in str(error) or "tensor b" in str(error)
-        else:  # some bits of a compressed stream mean nothing
-            assert_bit_equal(got.weights().params, new)
-            assert encoded is second.delta
+        except CorruptedError:
+            continue
+        assert encoded is second.delta  # some bits of a compressed stream mean nothing
+        assert_bit_equal(got.weights().params, new)
 
 
 def test_bytes_too_few_or_too_many():

@@ -9,9 +9,9 @@ import xxhash
 
 from seedx.transport import delta
 from seedx.transport import transport_pb2 as pb
-from seedx.transport.encode import checksum_of
+from seedx.transport.encode import PIECE_BYTES, checksum_of
 from seedx.transport.errors import CorruptedError
-from seedx.transport.manifest import Manifest, Tensor, VersionId
+from seedx.transport.manifest import CHECKSUM_BYTES, Manifest, Tensor, VersionId
 from seedx.transport.tree import Path, bytes_of, name_of, unflatten
 from seedx.weights import Weights
 
@@ -50,27 +50,39 @@ class Assembly:
         self._base = {} if manifest.base is None else _base(manifest, held)
         self._arrays: dict[Path, np.ndarray] = {}
         self._left = iter(manifest.tensors)
+        self._tensor: _Arriving | None = None
         self._next()
 
-    def feed(self, chunk: bytes | memoryview | np.ndarray) -> None:
-        """Takes the next bytes of the payloads.
+    def space(self) -> np.ndarray | None:
+        """Where the next bytes go, uint8 `[n]` of at most PIECE_BYTES; None if the version is whole."""
+        return None if self._tensor is None else self._tensor.space()
+
+    def advance(self, count: int) -> None:
+        """Says that so many bytes are there.
+
+        Raises:
+            CorruptedError: with them a tensor is whole, and not what its checksum says.
+        """
+        assert self._tensor is not None
+        if self._tensor.advance(count):
+            self._finish_tensor(self._tensor)
+            self._next()
+
+    def feed(self, chunk: bytes) -> None:
+        """Takes the next bytes.
 
         Raises:
             CorruptedError: a tensor is not what its checksum says, or there are bytes too many.
         """
         rest = np.frombuffer(chunk, np.uint8)
         while rest.size:
-            if self._tensor is None:
+            space = self.space()
+            if space is None:
                 raise CorruptedError(f"version {self._manifest.id.version} has {rest.size} bytes too many")
-            count = min(rest.size, self._buffer.size - self._filled)
-            place = self._buffer[self._filled : self._filled + count]
-            place[:] = rest[:count]
-            if self._hash is not None:
-                self._hash.update(place.data)  # while the processor's cache still has it
-            self._filled += count
+            count = min(rest.size, space.size)
+            space[:count] = rest[:count]
+            self.advance(count)
             rest = rest[count:]
-            if self._filled == self._buffer.size:
-                self._finish_tensor()
 
     def finish(self) -> Held:
         """The version.
@@ -79,54 +91,80 @@ class Assembly:
             CorruptedError: it is not whole.
         """
         if self._tensor is not None:
-            raise CorruptedError(f"version {self._manifest.id.version} ends within tensor {self._name}")
+            raise CorruptedError(f"version {self._manifest.id.version} ends within tensor {self._tensor.name}")
         return Held(self._manifest.id, self._arrays)
 
-    @property
-    def _name(self) -> str:
-        assert self._tensor is not None
-        return name_of(self._tensor.path)
-
     def _next(self) -> None:
-        """Goes to the next tensor; those without payload are done at once."""
+        """Goes to the next tensor of which there are bytes."""
         for tensor in self._left:
-            self._tensor: Tensor | None = tensor
-            self._filled = 0
-            self._hash = None
-            if tensor.encoding == pb.Tensor.FULL:
-                self._array = np.empty(tensor.shape, tensor.dtype)
-                self._buffer = bytes_of(self._array)
-                if tensor.checksum is not None:
-                    self._hash = xxhash.xxh3_64()
-            else:
-                self._buffer = np.empty(tensor.payload_bytes, np.uint8)
-            if self._buffer.size:
+            self._tensor = _Arriving(tensor, self._manifest.checksums)
+            if not self._tensor.whole:
                 return
-            self._finish_payload()
+            self._finish_tensor(self._tensor)
         self._tensor = None
 
-    def _finish_tensor(self) -> None:
-        self._finish_payload()
-        self._next()
-
-    def _finish_payload(self) -> None:
-        tensor = self._tensor
-        assert tensor is not None
+    def _finish_tensor(self, arrived: _Arriving) -> None:
+        tensor = arrived.tensor
         if tensor.encoding == pb.Tensor.FULL:
-            array, checksum = self._array, self._hash and self._hash.intdigest()
+            array = arrived.array
         else:
             try:
-                array = delta.apply(tensor.encoding, self._buffer, self._base[tensor.path])
+                array = delta.apply(tensor.encoding, arrived.payload, self._base[tensor.path])
             except CorruptedError as error:
-                raise CorruptedError(f"tensor {self._name}: {error}") from None
-            changed = tensor.encoding != pb.Tensor.UNCHANGED
-            checksum = checksum_of(array) if changed and tensor.checksum is not None else None
-        if checksum is not None and checksum != tensor.checksum:
-            raise CorruptedError(
-                f"tensor {self._name} of version {self._manifest.id.version} has checksum {checksum:016x} instead of "
-                f"{tensor.checksum:016x}"
-            )
+                raise CorruptedError(f"tensor {arrived.name}: {error}") from None
+        if arrived.checksum is not None:
+            checksum = arrived.digest.intdigest() if array is arrived.array else checksum_of(array)
+            if checksum != arrived.checksum:
+                raise CorruptedError(
+                    f"tensor {arrived.name} of version {self._manifest.id.version} has checksum {checksum:016x}, not "
+                    f"{arrived.checksum:016x}"
+                )
         self._arrays[tensor.path] = array
+
+
+class _Arriving:
+    """One tensor while its payload arrives, and then its checksum.
+
+    Attributes:
+        array: The tensor, if it comes in full.
+        payload: uint8 `[n]`; the array's bytes, if it comes in full.
+        digest: Of these.
+    """
+
+    def __init__(self, tensor: Tensor, checksums: bool) -> None:
+        self.tensor = tensor
+        full = tensor.encoding == pb.Tensor.FULL
+        self.array = np.empty(tensor.shape if full else 0, tensor.dtype)
+        self.payload = bytes_of(self.array) if full else np.empty(tensor.payload_bytes, np.uint8)
+        self.digest = xxhash.xxh3_64()
+        has_sum = checksums and tensor.encoding != pb.Tensor.UNCHANGED
+        self._sum = np.empty(CHECKSUM_BYTES if has_sum else 0, np.uint8)
+        self._filled = 0
+
+    @property
+    def name(self) -> str:
+        return name_of(self.tensor.path)
+
+    @property
+    def whole(self) -> bool:
+        return self._filled == self.payload.size + self._sum.size
+
+    @property
+    def checksum(self) -> int | None:
+        return int.from_bytes(self._sum.tobytes(), "little") if self._sum.size else None
+
+    def space(self) -> np.ndarray:
+        if self._filled < self.payload.size:
+            return self.payload[self._filled : self._filled + PIECE_BYTES]
+        return self._sum[self._filled - self.payload.size :]
+
+    def advance(self, count: int) -> bool:
+        """Whether it is whole now."""
+        if self._sum.size and self._filled < self.payload.size and self.tensor.encoding == pb.Tensor.FULL:
+            # While the processor's cache still has it.
+            self.digest.update(self.payload[self._filled : self._filled + count].data)
+        self._filled += count
+        return self.whole
 
 
 def _base(manifest: Manifest, held: Held | None) -> dict[Path, np.ndarray]:

@@ -10,19 +10,31 @@ import xxhash
 
 from seedx.transport import delta
 from seedx.transport import transport_pb2 as pb
-from seedx.transport.manifest import Manifest, Tensor, VersionId
+from seedx.transport.manifest import CHECKSUM_BYTES, Manifest, Tensor, VersionId
 from seedx.transport.tree import Path, bytes_of
 
-CHUNK_BYTES = 2**20  # the fastest for gRPC, and far below what it allows in a message
+PIECE_BYTES = 2**20  # fits a core's cache, is the fastest for gRPC, and far below what that allows in a message
 
 Arrays = Sequence[tuple[Path, np.ndarray]]
+
+
+class Payload(NamedTuple):
+    """Of one tensor.
+
+    Attributes:
+        data: Bytes.
+        checksum: Of the tensor; None: it is taken of `data`, which is all of it, on the way.
+    """
+
+    data: memoryview
+    checksum: int | None
 
 
 class Encoded(NamedTuple):
     """A version, in full or as a delta."""
 
     manifest: Manifest
-    payloads: Sequence[np.ndarray | bytes]
+    payloads: Sequence[Payload]
 
 
 class Version(NamedTuple):
@@ -50,13 +62,11 @@ def encode(id_: VersionId, arrays: Arrays, base: Version | None, checksums: bool
         id_: Which version.
         arrays: By path, C order.
         base: What a delta is made to, if it has the same tensors; None: no delta.
-        checksums: Whether the manifest has them.
+        checksums: Whether they travel with the payloads.
     """
-    tensors = [
-        Tensor(path, array.dtype, array.shape, pb.Tensor.FULL, array.nbytes, checksum_of(array) if checksums else None)
-        for path, array in arrays
-    ]
-    full = Encoded(Manifest(id_, None, tensors), [bytes_of(array) for _, array in arrays])
+    tensors = [Tensor(path, array.dtype, array.shape, pb.Tensor.FULL, array.nbytes) for path, array in arrays]
+    payloads = [Payload(bytes_of(array).data, None) for _, array in arrays]
+    full = Encoded(Manifest(id_, None, checksums, tensors), payloads)
     return Version(arrays, full, None if base is None else _delta(full, arrays, base))
 
 
@@ -74,8 +84,9 @@ def _delta(full: Encoded, arrays: Arrays, base: Version) -> Encoded | None:
     ):
         found = delta.encode(before, array)
         if found is not None:
-            encoding, payload = found
-            tensor = tensor._replace(encoding=encoding, payload_bytes=len(payload))
+            encoding, data = found
+            tensor = tensor._replace(encoding=encoding, payload_bytes=len(data))
+            payload = Payload(memoryview(data), checksum_of(array) if data else None)
         tensors.append(tensor)
         payloads.append(payload)
     manifest = full.manifest._replace(base=base.id.version, tensors=tensors)
@@ -86,18 +97,36 @@ def _kinds(encoded: Encoded) -> list[tuple]:
     return [(tensor.path, tensor.dtype, tensor.shape) for tensor in encoded.manifest.tensors]
 
 
-def chunks(payloads: Sequence[np.ndarray | bytes]) -> Iterator[bytes]:
-    """All payloads, one after the other, in pieces of CHUNK_BYTES."""
+def pieces(encoded: Encoded) -> Iterator[memoryview]:
+    """All payloads and checksums, one after the other, in pieces of at most PIECE_BYTES.
+
+    A checksum is taken while its tensor passes, just before a piece is copied, which then is in the cache.
+    """
+    for tensor, (data, checksum) in zip(encoded.manifest.tensors, encoded.payloads, strict=True):
+        if tensor.encoding == pb.Tensor.UNCHANGED:
+            continue
+        digest = xxhash.xxh3_64()
+        for start in range(0, len(data), PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
+            if encoded.manifest.checksums and checksum is None:
+                digest.update(piece)
+            yield piece
+        if encoded.manifest.checksums:
+            whole = digest.intdigest() if checksum is None else checksum
+            yield memoryview(whole.to_bytes(CHECKSUM_BYTES, "little"))
+
+
+def chunks(encoded: Encoded) -> Iterator[bytes]:
+    """The same in chunks of PIECE_BYTES."""
     parts: list[memoryview] = []
-    room = CHUNK_BYTES
-    for payload in payloads:
-        rest = payload.data if isinstance(payload, np.ndarray) else memoryview(payload)
-        while len(rest):
-            part, rest = rest[:room], rest[room:]
+    room = PIECE_BYTES
+    for piece in pieces(encoded):
+        while len(piece):
+            part, piece = piece[:room], piece[room:]
             parts.append(part)
             room -= len(part)
             if not room:
                 yield b"".join(parts)
-                parts, room = [], CHUNK_BYTES
+                parts, room = [], PIECE_BYTES
     if parts:
         yield b"".join(parts)

@@ -169,9 +169,9 @@ class GrpcSink:
                     self._changed.notify_all()
 
     async def _send(self, encoded: Encoded, context: grpc.aio.ServicerContext) -> None:
-        async with asyncio.timeout(STALL_S + encoded.manifest.payload_bytes / SLOWEST):
+        async with asyncio.timeout(STALL_S + encoded.manifest.stream_bytes / SLOWEST):
             await context.write(encoded.manifest.to_bytes())
-            for chunk in chunks(encoded.payloads):
+            for chunk in chunks(encoded):
                 async with asyncio.timeout(STALL_S):
                     await context.write(chunk)
                 self._metrics.count("weights/sent_bytes", len(chunk))

@@ -1,4 +1,4 @@
-"""What a version consists of: its tensors by path, how each is encoded, and its checksum."""
+"""What a version consists of: its tensors by path, and how each is encoded."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from seedx.types import Tree
 
 PROTOCOL = 1
 WRITER_BYTES = 16
+CHECKSUM_BYTES = 8
 _MAX_AXES = 32
 _SHOWN = 5  # mismatches in a message
 
@@ -35,7 +36,6 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     encoding: int  # of pb.Tensor.Encoding
     payload_bytes: int
-    checksum: int | None  # None: they are off
 
 
 class Manifest(NamedTuple):
@@ -43,12 +43,19 @@ class Manifest(NamedTuple):
 
     id: VersionId
     base: int | None  # version that it is a delta to
+    checksums: bool
     tensors: Sequence[Tensor]
 
     @property
     def payload_bytes(self) -> int:
         """Of all tensors."""
         return sum(tensor.payload_bytes for tensor in self.tensors)
+
+    @property
+    def stream_bytes(self) -> int:
+        """Of all payloads and checksums."""
+        sums = sum(tensor.encoding != pb.Tensor.UNCHANGED for tensor in self.tensors) if self.checksums else 0
+        return self.payload_bytes + CHECKSUM_BYTES * sums
 
     def to_bytes(self) -> bytes:
         """As it travels."""
@@ -57,6 +64,7 @@ class Manifest(NamedTuple):
             writer=self.id.writer,
             version=self.id.version,
             base=self.base,
+            checksums=self.checksums,
             tensors=[
                 pb.Tensor(
                     path=tensor.path,
@@ -64,7 +72,6 @@ class Manifest(NamedTuple):
                     shape=tensor.shape,
                     encoding=tensor.encoding,  # type: ignore[bad-argument-type]  a number will do
                     payload_bytes=tensor.payload_bytes,
-                    checksum=tensor.checksum,
                 )
                 for tensor in self.tensors
             ],
@@ -90,7 +97,7 @@ class Manifest(NamedTuple):
         tensors = [_tensor(entry, base) for entry in given.tensors]
         if len({tensor.path for tensor in tensors}) != len(tensors):
             raise CorruptedError("a manifest names a tensor twice")
-        return cls(VersionId(given.writer, given.version), base, tensors)
+        return cls(VersionId(given.writer, given.version), base, given.checksums, tensors)
 
 
 def _tensor(given: pb.Tensor, base: int | None) -> Tensor:
@@ -104,8 +111,7 @@ def _tensor(given: pb.Tensor, base: int | None) -> Tensor:
         raise CorruptedError(f"tensor {name_of(path)} has payload_bytes {given.payload_bytes}; its size is {size}")
     if not full and (base is None or given.encoding not in pb.Tensor.Encoding.values()):
         raise CorruptedError(f"tensor {name_of(path)} has encoding {given.encoding}, and the version base {base}")
-    checksum = given.checksum if given.HasField("checksum") else None
-    return Tensor(path, dtype, shape, given.encoding, given.payload_bytes, checksum)
+    return Tensor(path, dtype, shape, given.encoding, given.payload_bytes)
 
 
 def check_tensors(expected: Tree, manifest: Manifest) -> None:

@@ -27,21 +27,23 @@ class ReceiveRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., newer_than: _Optional[int] = ..., wait_s: _Optional[float] = ..., held: _Optional[_Union[ReceiveRequest.Held, _Mapping]] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("protocol", "writer", "version", "base", "tensors")
+    __slots__ = ("protocol", "writer", "version", "base", "checksums", "tensors")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     writer: bytes
     version: int
     base: int
+    checksums: bool
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
-    def __init__(self, protocol: _Optional[int] = ..., writer: _Optional[bytes] = ..., version: _Optional[int] = ..., base: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., writer: _Optional[bytes] = ..., version: _Optional[int] = ..., base: _Optional[int] = ..., checksums: bool = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
 
 class Tensor(_message.Message):
-    __slots__ = ("path", "dtype", "shape", "encoding", "payload_bytes", "checksum")
+    __slots__ = ("path", "dtype", "shape", "encoding", "payload_bytes")
     class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         FULL: _ClassVar[Tensor.Encoding]
@@ -57,11 +59,9 @@ class Tensor(_message.Message):
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     path: _containers.RepeatedScalarFieldContainer[str]
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     encoding: Tensor.Encoding
     payload_bytes: int
-    checksum: int
-    def __init__(self, path: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[Tensor.Encoding, str]] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, path: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[Tensor.Encoding, str]] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
