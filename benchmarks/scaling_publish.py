@@ -1,8 +1,9 @@
 """Weights to another process of this host: `python benchmarks/scaling.py publish`.
 
-The gRPC part publishes versions of --gigabytes to a reader in another process, and beside it streams as many bytes with
-bare gRPC and with bare TCP over the same kind of address. A version counts from `publish` to the return of `receive`, on
-the clock that both processes share. Rounds are interleaved, figures are medians.
+A version of --gigabytes is published, over and over, to a reader in another process, and counts from the call of
+`publish` to the return of `receive`, on the clock that all processes share. Beside it, in the same rounds: as many bytes
+as bare gRPC messages over the same kind of connection, as bare TCP, as a copy within a process, and as a copy whose
+checksum is taken. Figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import argparse
 import asyncio
 import socket
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 import grpc
 import grpc.aio
 import numpy as np
+import xxhash
 
 from seedx.loop_thread import LoopThread
 from seedx.security import Access
@@ -30,54 +31,196 @@ from seedx.transport.open import open_publisher, open_reader
 
 _DEADLINE_S = 300.0
 _TENSORS = 64
-_SECOND = 1e9  # of time.monotonic_ns, which all processes of a host share
 _BARE = "/bench/Bytes"
+
+Tree = dict[str, np.ndarray]
+Seconds = Callable[[], float]
 
 
 def fail(error: BaseException) -> None:
     raise error
 
 
-def tree_of(size: int) -> dict[str, np.ndarray]:
-    """Random bytes as bfloat16-sized tensors, float16 here: their values mean nothing."""
-    data = np.random.default_rng(0).integers(0, 2**16, size // 2, dtype=np.uint16).view(np.float16)
+def tree_of(size: int) -> Tree:
+    data = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
     return {f"tensor{i:03d}": part for i, part in enumerate(np.array_split(data, _TENSORS))}
 
 
-# ---- the other process
+# ---- the other process: does what it is told, says that it is ready, and on a word from us starts
 
 
-def other(pipe: Connection) -> None:
-    """Does what it is told, and answers with the time when it was done, in ns."""
-    readers = {}
-    while (task := pipe.recv()) is not None:
-        kind, address, argument = task
-        if kind == "receive":
-            if address not in readers:
-                readers[address] = open_reader(address, Access())
-                pipe.send(0)
-                continue
-            weights = readers[address].receive(argument, _DEADLINE_S)
-            done, weights = time.monotonic_ns(), weights.version
-        elif kind == "grpc":
-            with grpc.insecure_channel(address) as channel:
-                channel.unary_unary("/bench/Nothing")(b"")
-                pipe.send(0)
-                pipe.recv()
-                assert sum(map(len, channel.unary_stream(_BARE)(str(argument).encode()))) == argument
-                done = time.monotonic_ns()
-        else:
-            done = _receive_tcp(address, argument, pipe)
-        pipe.send(done)
+def receive(pipe: Connection, address: str, checksums: bool) -> None:
+    reader, version = open_reader(address, Access()), -1
+    while pipe.recv():
+        weights = reader.receive(version, _DEADLINE_S)
+        pipe.send(time.monotonic())
+        version = weights.version
+        del weights  # before the next one needs the memory
+    reader.close()
 
 
-def _receive_tcp(address: str, size: int, pipe: Connection) -> int:
+def receive_bare(pipe: Connection, address: str, size: int) -> None:
+    with grpc.insecure_channel(address) as channel:
+        stream = channel.unary_stream(_BARE)
+        assert sum(map(len, stream(b"1000"))) == 1000  # connects
+        while pipe.recv():
+            assert sum(map(len, stream(str(size).encode()))) == size
+            pipe.send(time.monotonic())
+
+
+def receive_tcp(pipe: Connection, address: str, size: int) -> None:
     host, port = address.rsplit(":", 1)
+    buffer = bytearray(PIECE_BYTES)
     with socket.create_connection((host, int(port))) as connection:
-        pipe.send(0)
-        pipe.recv()
-        connection.sendall(b"x")
-        buffer, left = bytearray(PIECE_BYTES), size
+        while pipe.recv():
+            left = size
+            while left:
+                left -= connection.recv_into(buffer, min(left, PIECE_BYTES))
+            pipe.send(time.monotonic())
+
+
+class Other:
+    """A process that runs one of these, and how long it takes."""
+
+    def __init__(self, target: Callable[..., None], *args: object) -> None:
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=target, args=(theirs, *args), daemon=True)
+        self._process.start()
+
+    def seconds(self, start: Callable[[], None]) -> float:
+        """Until it has all, from `start`, of which it is told just before."""
+        self._pipe.send(True)
+        time.sleep(0.1)  # it waits for what comes
+        began = time.monotonic()
+        start()
+        assert self._pipe.poll(_DEADLINE_S)
+        return self._pipe.recv() - began
+
+    def close(self) -> None:
+        self._pipe.send(False)
+        self._process.join(_DEADLINE_S)
+
+
+# ---- what is measured
+
+
+def published(address: str, tree: Tree, checksums: bool) -> tuple[Seconds, Callable[[], None]]:
+    publisher = open_publisher(address, Access(), fail)
+    other, versions = Other(receive, address, checksums), iter(range(10**9))
+
+    def close() -> None:
+        other.close()
+        publisher.close()
+
+    return lambda: other.seconds(lambda: publisher.publish(next(versions), tree)), close
+
+
+class BareServer:
+    """Streams as many bytes as it is asked for."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._go = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._thread = LoopThread("bare", self._serve, fail)
+        self.port = 0
+        self._thread.start()
+
+    async def _serve(self) -> None:
+        server = grpc.aio.server()
+        handler = grpc.unary_stream_rpc_method_handler(self._bytes)
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bench", {"Bytes": handler})])
+        self.port = server.add_insecure_port(self._address)
+        await server.start()
+        self._thread.ready()
+        await self._stop.wait()
+        await server.stop(None)
+
+    async def _bytes(self, message: bytes, context: grpc.aio.ServicerContext) -> None:
+        left, chunk = int(message), bytes(PIECE_BYTES)
+        if left > 1000:
+            await self._go.wait()
+            self._go.clear()
         while left:
-            left -= connection.recv_into(buffer, min(left, PIECE_BYTES))
-    return time.monotonic_ns()
+            await context.write(chunk[: min(left, PIECE_BYTES)])
+            left -= min(left, PIECE_BYTES)
+
+    def go(self) -> None:
+        self._thread.call(self._go.set)
+
+    def close(self) -> None:
+        self._thread.call(self._stop.set)
+        self._thread.join(_DEADLINE_S)
+
+
+def bare(address: str, size: int) -> tuple[Seconds, Callable[[], None]]:
+    server = BareServer(address)
+    other = Other(receive_bare, address.replace(":0", f":{server.port}"), size)
+
+    def close() -> None:
+        other.close()
+        server.close()
+
+    return lambda: other.seconds(server.go), close
+
+
+def tcp(tree: Tree, size: int) -> tuple[Seconds, Callable[[], None]]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    other = Other(receive_tcp, f"127.0.0.1:{listening.getsockname()[1]}", size)
+    connection, _ = listening.accept()
+
+    def send() -> None:
+        for tensor in tree.values():
+            connection.sendall(tensor.data)
+
+    def close() -> None:
+        other.close()
+        connection.close()
+        listening.close()
+
+    return lambda: other.seconds(send), close
+
+
+def copied(tree: Tree, into: Tree, checksums: bool) -> float:
+    began = time.monotonic()
+    for name, tensor in tree.items():
+        np.copyto(into[name], tensor)
+        if checksums:
+            xxhash.xxh3_64_intdigest(into[name].data)
+    return time.monotonic() - began
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="scaling.py publish", description=__doc__)
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="of a version; default 1")
+    parser.add_argument("--rounds", type=int, default=7, help="default 7, after one that does not count")
+    flags = parser.parse_args(argv)
+    size = int(flags.gigabytes * 1e9)
+    tree = tree_of(size)
+    into = {name: np.ones_like(tensor) for name, tensor in tree.items()}
+    with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+        probe.close()
+        measured: dict[str, tuple[Seconds, Callable[[], None]]] = {
+            "grpc_tcp": published(f"127.0.0.1:{port}", tree, True),
+            "bare_grpc_tcp": bare("127.0.0.1:0", size),
+            "grpc_unix": published(f"unix:{directory}/weights", tree, True),
+            "bare_grpc_unix": bare(f"unix:{directory}/bare", size),
+            "raw_tcp": tcp(tree, size),
+            "memcpy": (lambda: copied(tree, into, False), lambda: None),
+            "memcpy_and_checksum": (lambda: copied(tree, into, True), lambda: None),
+        }
+        rounds = defaultdict(list)
+        for number in range(1 + flags.rounds):
+            for name, (seconds, _) in measured.items():
+                taken = seconds()
+                if number:
+                    rounds[name].append(size / taken / 1e9)
+        for _, close in measured.values():
+            close()
+    rates = {name: statistics.median(values) for name, values in rounds.items()}
+    for name, values in rounds.items():
+        print(f"RESULT publish_{name} {rates[name]:.2f} GB/s ({min(values):.2f} to {max(values):.2f})")
+    for name, other in (("grpc_tcp", "bare_grpc_tcp"), ("grpc_unix", "bare_grpc_unix")):
+        print(f"RESULT publish_{name}_over_{other} {rates[name] / rates[other]:.2f} ratio")

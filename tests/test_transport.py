@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from seedx.transport import delta, manifest
 from seedx.transport import transport_pb2 as pb
 from seedx.transport.assembly import Assembly, Held
+from seedx.transport.buffers import Buffers
 from seedx.transport.encode import PIECE_BYTES, chunks, encode
 from seedx.transport.errors import CorruptedError, TreeMismatchError
 from seedx.transport.manifest import Manifest, VersionId, check_tensors
@@ -27,7 +28,7 @@ def version_of(tree, number=1, base=None, checksums=True, writer=WRITER):
 
 def assemble(encoded, held=None, change=lambda stream: stream):
     """What a reader makes of a version that travelled in chunks."""
-    assembly = Assembly(Manifest.from_bytes(encoded.manifest.to_bytes()), held)
+    assembly = Assembly(Manifest.from_bytes(encoded.manifest.to_bytes()), held, Buffers())
     for chunk in change(list(chunks(encoded))):
         assembly.feed(chunk)
     return assembly.finish()
@@ -100,7 +101,9 @@ def test_blocks_of_a_large_tensor():
         delta.encode(base, new),
         (pb.Tensor.XOR, delta._xor(base, new, new.nbytes)),
     ):
-        assert_bit_equal(delta.apply(encoding, np.frombuffer(payload, np.uint8), base), new)
+        array = base.copy()
+        delta.apply(encoding, np.frombuffer(payload, np.uint8), array)
+        assert_bit_equal(array, new)
 
 
 def test_no_delta_where_it_does_not_help_or_the_tree_is_another():
@@ -271,3 +274,20 @@ def test_other_tensors_are_named():
     ):
         assert part in str(caught.value)
     assert len(WRITER) == manifest.WRITER_BYTES
+
+
+def test_memory_is_used_again_once_nobody_sees_it():
+    buffers = Buffers()
+    first, second = buffers.take(100), buffers.take(100)
+    places = {first.ctypes.data, second.ctypes.data}
+    view = first.view(np.float32).reshape(5, 5)[1:]
+    shared = memoryview(second)
+    del first, second
+    assert buffers.take(100).ctypes.data not in places
+    del view
+    third = buffers.take(100)
+    assert third.ctypes.data in places
+    del shared
+    assert {third.ctypes.data, buffers.take(100).ctypes.data} == places
+    buffers.trim()
+    assert buffers.take(0).size == 0

@@ -9,10 +9,11 @@ import xxhash
 
 from seedx.transport import delta
 from seedx.transport import transport_pb2 as pb
+from seedx.transport.buffers import Buffers
 from seedx.transport.encode import PIECE_BYTES, checksum_of
 from seedx.transport.errors import CorruptedError
 from seedx.transport.manifest import CHECKSUM_BYTES, Manifest, Tensor, VersionId
-from seedx.transport.tree import Path, bytes_of, name_of, unflatten
+from seedx.transport.tree import Path, name_of, unflatten
 from seedx.weights import Weights
 
 
@@ -40,13 +41,14 @@ class Assembly:
     Args:
         manifest: Of the version.
         held: What the reader has; None: nothing.
+        buffers: Memory for the tensors.
 
     Raises:
         CorruptedError: the version is a delta to another one, or to other tensors.
     """
 
-    def __init__(self, manifest: Manifest, held: Held | None) -> None:
-        self._manifest = manifest
+    def __init__(self, manifest: Manifest, held: Held | None, buffers: Buffers) -> None:
+        self._manifest, self._buffers = manifest, buffers
         self._base = {} if manifest.base is None else _base(manifest, held)
         self._arrays: dict[Path, np.ndarray] = {}
         self._left = iter(manifest.tensors)
@@ -97,7 +99,7 @@ class Assembly:
     def _next(self) -> None:
         """Goes to the next tensor of which there are bytes."""
         for tensor in self._left:
-            self._tensor = _Arriving(tensor, self._manifest.checksums)
+            self._tensor = _Arriving(tensor, self._manifest.checksums, self._buffers)
             if not self._tensor.whole:
                 return
             self._finish_tensor(self._tensor)
@@ -106,14 +108,18 @@ class Assembly:
     def _finish_tensor(self, arrived: _Arriving) -> None:
         tensor = arrived.tensor
         if tensor.encoding == pb.Tensor.FULL:
-            array = arrived.array
+            array = arrived.payload.view(tensor.dtype).reshape(tensor.shape)
+        elif tensor.encoding == pb.Tensor.UNCHANGED:
+            array = self._base[tensor.path]
         else:
+            array = self._buffers.take(self._base[tensor.path].nbytes).view(tensor.dtype).reshape(tensor.shape)
+            array[...] = self._base[tensor.path]
             try:
-                array = delta.apply(tensor.encoding, arrived.payload, self._base[tensor.path])
+                delta.apply(tensor.encoding, arrived.payload, array)
             except CorruptedError as error:
                 raise CorruptedError(f"tensor {arrived.name}: {error}") from None
         if arrived.checksum is not None:
-            checksum = arrived.digest.intdigest() if array is arrived.array else checksum_of(array)
+            checksum = arrived.digest.intdigest() if tensor.encoding == pb.Tensor.FULL else checksum_of(array)
             if checksum != arrived.checksum:
                 raise CorruptedError(
                     f"tensor {arrived.name} of version {self._manifest.id.version} has checksum {checksum:016x}, not "
@@ -126,16 +132,14 @@ class _Arriving:
     """One tensor while its payload arrives, and then its checksum.
 
     Attributes:
-        array: The tensor, if it comes in full.
-        payload: uint8 `[n]`; the array's bytes, if it comes in full.
-        digest: Of these.
+        payload: uint8 `[n]`.
+        digest: Of it, if it is the tensor in full.
     """
 
-    def __init__(self, tensor: Tensor, checksums: bool) -> None:
+    def __init__(self, tensor: Tensor, checksums: bool, buffers: Buffers) -> None:
         self.tensor = tensor
         full = tensor.encoding == pb.Tensor.FULL
-        self.array = np.empty(tensor.shape if full else 0, tensor.dtype)
-        self.payload = bytes_of(self.array) if full else np.empty(tensor.payload_bytes, np.uint8)
+        self.payload = buffers.take(tensor.payload_bytes) if full else np.empty(tensor.payload_bytes, np.uint8)
         self.digest = xxhash.xxh3_64()
         has_sum = checksums and tensor.encoding != pb.Tensor.UNCHANGED
         self._sum = np.empty(CHECKSUM_BYTES if has_sum else 0, np.uint8)

@@ -58,33 +58,29 @@ def _xor(before: np.ndarray, after: np.ndarray, limit: int) -> bytes | None:
     return b"".join(parts) if size + len(parts[-1]) < limit else None
 
 
-def apply(encoding: int, payload: np.ndarray, base: np.ndarray) -> np.ndarray:
-    """The new version of a tensor, which may be `base` itself.
+def apply(encoding: int, payload: np.ndarray, array: np.ndarray) -> None:
+    """Makes the new version of a tensor.
 
     Args:
-        encoding: Any but FULL.
+        encoding: SPARSE or XOR.
         payload: uint8 `[n]`.
-        base: What `encode` was given.
+        array: A copy of the base that `encode` was given, C order; changed in place.
 
     Raises:
         CorruptedError: the payload does not fit.
     """
-    if encoding == pb.Tensor.UNCHANGED:
-        return base
-    new = base.copy()
-    bits = _bits(new)
+    bits = _bits(array)
     if encoding == pb.Tensor.SPARSE:
-        count, rest = divmod(payload.size, _INDEX.itemsize + new.itemsize)
+        count, rest = divmod(payload.size, _INDEX.itemsize + array.itemsize)
         indices = payload[: count * _INDEX.itemsize].view(_INDEX)
         if rest or (count and indices.max() >= bits.size):
             raise CorruptedError(f"a sparse delta of {payload.size} bytes does not fit {bits.size} elements")
         bits[indices] = np.frombuffer(payload[count * _INDEX.itemsize :].tobytes(), bits.dtype)
-        return new
-    unpacked = np.frombuffer(_decompressed(payload, new.nbytes), np.uint8)
+        return
+    unpacked = np.frombuffer(_decompressed(payload, array.nbytes), np.uint8)
     for start, block, _ in _blocks(bits, bits):
-        planes = unpacked[start * new.itemsize :][: block.nbytes].reshape(new.itemsize, -1)
+        planes = unpacked[start * array.itemsize :][: block.nbytes].reshape(array.itemsize, -1)
         _planes(block)[:] ^= planes.T
-    return new
 
 
 def _decompressed(payload: np.ndarray, size: int) -> bytes:

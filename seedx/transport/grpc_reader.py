@@ -12,6 +12,7 @@ from seedx.metrics import Metrics
 from seedx.security import Credentials
 from seedx.transport import transport_pb2 as pb
 from seedx.transport.assembly import Assembly, Held
+from seedx.transport.buffers import Buffers
 from seedx.transport.errors import CorruptedError, WeightsLostError
 from seedx.transport.grpc_sink import MAX_WAIT_S, METHOD, SERVICE
 from seedx.transport.manifest import PROTOCOL, Manifest, check_tensors
@@ -60,6 +61,7 @@ class GrpcReader:
         self._channel = security.open_channel(address, access, _OPTIONS)
         self._call = self._channel.unary_stream(f"/{SERVICE}/{METHOD}")
         self._held: Held | None = None
+        self._buffers = Buffers()
 
     def receive(self, newer_than: int, timeout_s: float) -> Weights | None:
         """The newest version; None if there is none above `newer_than` in time.
@@ -106,12 +108,13 @@ class GrpcReader:
             manifest = Manifest.from_bytes(first)
             if self._expected is not None:
                 check_tensors(self._expected, manifest)
-            assembly = Assembly(manifest, held)
+            assembly = Assembly(manifest, held, self._buffers)
             for chunk in call:
                 assembly.feed(chunk)
             found = assembly.finish()
         finally:
             call.cancel()
+            self._buffers.trim()
         self._metrics.count("weights/received")
         self._metrics.count("weights/received_bytes", manifest.payload_bytes)
         self._held = found if self._delta else None
