@@ -13,7 +13,7 @@ from seedx.transport import delta, manifest
 from seedx.transport import transport_pb2 as pb
 from seedx.transport.assembly import Assembly, Held
 from seedx.transport.buffers import Buffers
-from seedx.transport.encode import PIECE_BYTES, chunks, encode
+from seedx.transport.encode import CHUNK_BYTES, chunks, encode
 from seedx.transport.errors import CorruptedError, TreeMismatchError
 from seedx.transport.manifest import Manifest, VersionId, check_tensors
 from seedx.transport.tree import DTYPES, flatten, unflatten
@@ -143,10 +143,10 @@ def test_arrays_that_arrive_cannot_be_written_to():
 
 
 def test_payloads_travel_in_chunks():
-    large = np.random.default_rng(3).integers(0, 256, 3 * PIECE_BYTES + 7, dtype=np.uint8)
+    large = np.random.default_rng(3).integers(0, 256, 3 * CHUNK_BYTES + 7, dtype=np.uint8)
     tree = {"a": np.ones(3), "b": large, "c": np.ones(2, np.int8)}
     encoded = version_of(tree).full
-    assert [len(chunk) for chunk in chunks(encoded)] == [PIECE_BYTES] * 3 + [7 + 24 + 2 + 3 * 8]
+    assert [len(chunk) for chunk in chunks(encoded)] == [CHUNK_BYTES] * 3 + [7 + 24 + 2 + 3 * 8]
     assert_bit_equal(assemble(encoded).weights().params, tree)
     byte_by_byte = assemble(version_of(TREE).full, change=lambda stream: [bytes([b]) for b in b"".join(stream)])
     assert_bit_equal(byte_by_byte.weights().params, TREE)

@@ -1,4 +1,4 @@
-"""A publisher, or a reader, in a process of its own: `python weights_process.py publish|read|hold ADDRESS ...`.
+"""A publisher, or a reader, in a process of its own: `python weights_process.py publish|stall|read|hold ADDRESS`.
 
 Version v of a tree has the value v in all its elements. `publish` publishes the given versions and stays; `read` prints
 what it receives; `hold` takes the first chunk of a version and then no more.
@@ -37,10 +37,31 @@ def fail(error):
 
 
 def publish(flags):
-    publisher = open_publisher(flags.address, Access(), fail, delta=flags.delta)
+    publisher = open_publisher(flags.address, Access(), fail, delta=flags.delta, checksums=not flags.no_checksums)
     for version in flags.versions:
         publisher.publish(version, tree_of(version, flags.size))
     print("published", flush=True)
+    time.sleep(600)
+
+
+def stall(flags):
+    """Publishes the first version, and half of the second one in shared memory."""
+    import itertools
+
+    from seedx.transport import slot
+
+    publisher = open_publisher(flags.address, Access(), fail)
+    publisher.publish(flags.versions[0], tree_of(flags.versions[0], flags.size))
+    open_reader(flags.address, Access()).receive(-1, 60.0)
+    pieces = slot.pieces
+
+    def half(encoded):
+        yield from itertools.islice(pieces(encoded), flags.size // 2**21)
+        print("stalled", flush=True)
+        time.sleep(600)
+
+    slot.pieces = half
+    publisher.publish(flags.versions[1], tree_of(flags.versions[1], flags.size))
     time.sleep(600)
 
 
@@ -68,10 +89,11 @@ def hold(flags):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("command", choices=["publish", "read", "hold"])
+    parser.add_argument("command", choices=["publish", "stall", "read", "hold"])
     parser.add_argument("address")
     parser.add_argument("--versions", type=int, nargs="+", default=[0])
     parser.add_argument("--size", type=int, default=2**20)
     parser.add_argument("--delta", action="store_true")
+    parser.add_argument("--no-checksums", action="store_true")
     flags = parser.parse_args()
     sys.exit(globals()[flags.command](flags))

@@ -13,7 +13,8 @@ from seedx.transport import transport_pb2 as pb
 from seedx.transport.manifest import CHECKSUM_BYTES, Manifest, Tensor, VersionId
 from seedx.transport.tree import Path, bytes_of
 
-PIECE_BYTES = 2**20  # fits a core's cache, is the fastest for gRPC, and far below what that allows in a message
+PIECE_BYTES = 2**20  # fits the cache of a core
+CHUNK_BYTES = 2**22  # the most that gRPC takes as a message by default, and the fastest
 
 Arrays = Sequence[tuple[Path, np.ndarray]]
 
@@ -117,9 +118,9 @@ def pieces(encoded: Encoded) -> Iterator[memoryview]:
 
 
 def chunks(encoded: Encoded) -> Iterator[bytes]:
-    """The same in chunks of PIECE_BYTES."""
+    """The same in chunks of CHUNK_BYTES."""
     parts: list[memoryview] = []
-    room = PIECE_BYTES
+    room = CHUNK_BYTES
     for piece in pieces(encoded):
         while len(piece):
             part, piece = piece[:room], piece[room:]
@@ -127,6 +128,6 @@ def chunks(encoded: Encoded) -> Iterator[bytes]:
             room -= len(part)
             if not room:
                 yield b"".join(parts)
-                parts, room = [], PIECE_BYTES
+                parts, room = [], CHUNK_BYTES
     if parts:
         yield b"".join(parts)

@@ -10,8 +10,12 @@ from seedx.security import Credentials
 from seedx.transport.grpc_reader import GrpcReader
 from seedx.transport.grpc_sink import GrpcSink
 from seedx.transport.publisher import Publisher
+from seedx.transport.shm_reader import ShmReader
+from seedx.transport.shm_sink import ShmSink
 from seedx.types import Tree
 from seedx.weights import Weights
+
+_SHM = "shm:"
 
 
 @runtime_checkable
@@ -33,23 +37,27 @@ def open_publisher(
     on_failure: Callable[[BaseException], None],
     *,
     delta: bool = False,
+    checksums: bool = True,
     metrics: Metrics | None = None,
 ) -> Publisher:
-    """A publisher that listens at `address`: unix:/path or host:port.
+    """A publisher at `address`.
 
     Args:
-        address: Where readers find it.
+        address: Where readers find it: shm:NAME for those on this host, whose memory then holds two versions more; or
+            unix:/path or host:port, where it listens.
         access: Credentials.
         on_failure: Told of an exception on one of its threads; it publishes nothing any more.
-        delta: Whether readers that have the version before get what changed alone.
+        delta: Whether readers over gRPC that have the version before get what changed alone.
+        checksums: Whether each tensor has one.
         metrics: Counts what is published.
 
     Raises:
         ConfigError: the address is in use or cannot be bound, or credentials are missing or cannot be read.
     """
     metrics = Metrics() if metrics is None else metrics
-    sink = GrpcSink(address, access, on_failure, metrics)
-    return Publisher(sink, on_failure, delta=delta, checksums=True, metrics=metrics)
+    is_shm = address.startswith(_SHM)
+    sink = ShmSink(address.removeprefix(_SHM), metrics) if is_shm else GrpcSink(address, access, on_failure, metrics)
+    return Publisher(sink, on_failure, delta=delta and not is_shm, checksums=checksums, metrics=metrics)
 
 
 def open_reader(
@@ -73,4 +81,6 @@ def open_reader(
         ConfigError: the address is none, or credentials cannot be read.
     """
     metrics = Metrics() if metrics is None else metrics
+    if address.startswith(_SHM):
+        return ShmReader(address.removeprefix(_SHM), expected, metrics)
     return GrpcReader(address, access, expected=expected, delta=delta, metrics=metrics)
