@@ -141,7 +141,7 @@ def test_changed_bytes_are_noticed(opened, name):
     with path.open("r+b") as file:
         file.truncate(slot._PAGE + 1000)
     with pytest.raises(CorruptedError, match="has only"):
-        reader.receive(-1, 0.1)
+        make_reader(opened, name).receive(-1, 0.1)
 
 
 @pytest.mark.parametrize("checksums", [True, False])

@@ -14,7 +14,7 @@ from seedx.transport.manifest import CHECKSUM_BYTES, Manifest, Tensor, VersionId
 from seedx.transport.tree import Path, bytes_of
 
 PIECE_BYTES = 2**20  # fits the cache of a core
-CHUNK_BYTES = 2**22  # the most that gRPC takes as a message by default, and the fastest
+CHUNK_BYTES = 2**21  # half of what gRPC takes as a message by default
 
 Arrays = Sequence[tuple[Path, np.ndarray]]
 

@@ -49,6 +49,7 @@ class SlotWriter:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         os.ftruncate(self.fd, _PAGE)
         self._words = np.frombuffer(mmap.mmap(self.fd, _PAGE), np.uint64)[:_WORDS]
+        self._data = np.empty(0, np.uint8)
         self._words[0] = _MAGIC
 
     def write(self, encoded: Encoded) -> None:
@@ -58,17 +59,23 @@ class SlotWriter:
             OSError: there is no room.
         """
         words, manifest = self._words, encoded.manifest.to_bytes()
+        self._grow(len(manifest) + encoded.manifest.stream_bytes)
         words[_SEQUENCE] += 1
         words[_WRITTEN] = 0
         words[_VERSION] = encoded.manifest.id.version
         words[_MANIFEST] = len(manifest)
         written = 0
         for piece in itertools.chain([memoryview(manifest)], pieces(encoded)):
-            while len(piece):
-                count = os.pwrite(self.fd, piece, _PAGE + written)
-                written, piece = written + count, piece[count:]
+            self._data[written : written + len(piece)] = np.frombuffer(piece, np.uint8)
+            written += len(piece)
             words[_WRITTEN] = written
         words[_SEQUENCE] += 1
+
+    def _grow(self, size: int) -> None:
+        """Makes room for so many bytes; of memory that is not there, a store would kill the process."""
+        if size > self._data.size:
+            os.posix_fallocate(self.fd, 0, _PAGE + size)
+            self._data = np.frombuffer(mmap.mmap(self.fd, _PAGE + size), np.uint8)[_PAGE:]
 
     def is_read(self) -> bool:
         """Whether a reader copies it."""
@@ -107,6 +114,7 @@ class SlotReader:
                     f"{path} has {status.st_size} bytes, fewer than a page: it holds no weights yet."
                 )
             self._words = np.frombuffer(mmap.mmap(self._fd, _PAGE, prot=mmap.PROT_READ), np.uint64)[:_WORDS]
+            self._data = np.empty(0, np.uint8)
             if self._words[0] != _MAGIC:
                 raise WeightsLostError(f"{path} holds no weights.")
         except BaseException:
@@ -209,6 +217,9 @@ class SlotReader:
             time.sleep(_FOLLOW_S)
 
     def _copy(self, into: np.ndarray, start: int) -> None:
-        count = os.preadv(self._fd, [into.data], _PAGE + start) if into.size else 0
-        if count != into.size or not count:
-            raise CorruptedError(f"{self._path} has only {count} bytes at {start}, not {max(into.size, 1)}")
+        end = start + into.size
+        if end > self._data.size:
+            self._data = np.frombuffer(mmap.mmap(self._fd, 0, prot=mmap.PROT_READ), np.uint8)[_PAGE:]
+        if end > self._data.size or not into.size:
+            raise CorruptedError(f"{self._path} has only {self._data.size} bytes, not {max(end, start + 1)}")
+        into[:] = self._data[start:end]
