@@ -33,6 +33,7 @@ from seedx.transport.open import open_publisher, open_reader
 
 _DEADLINE_S = 300.0
 _TENSORS = 64
+_COLD = 3  # rounds in which memory is used for the first time
 _BARE = "/bench/Bytes"
 _RATIOS = {
     "grpc_tcp": "bare_grpc_tcp",
@@ -71,9 +72,9 @@ def receive(pipe: Connection, address: str) -> None:
 def receive_bare(pipe: Connection, address: str, size: int) -> None:
     with grpc.insecure_channel(address) as channel:
         stream = channel.unary_stream(_BARE)
-        assert sum(map(len, stream(b"1000"))) == 1000  # connects
+        assert not [*stream(b"none")]  # connects
         while pipe.recv():
-            assert sum(map(len, stream(str(size).encode()))) == size
+            assert sum(map(len, stream(b"all"))) == size
             pipe.send(time.monotonic())
 
 
@@ -126,10 +127,10 @@ def published(address: str, tree: Tree, checksums: bool = True) -> tuple[Seconds
 
 
 class BareServer:
-    """Streams as many bytes as it is asked for."""
+    """Streams messages that are made beforehand."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, address: str, messages: list[bytes]) -> None:
+        self._address, self._messages = address, messages
         self._go = asyncio.Event()
         self._stop = asyncio.Event()
         self._thread = LoopThread("bare", self._serve, fail)
@@ -147,13 +148,11 @@ class BareServer:
         await server.stop(None)
 
     async def _bytes(self, message: bytes, context: grpc.aio.ServicerContext) -> None:
-        left, chunk = int(message), bytes(PIECE_BYTES)
-        if left > 1000:
+        if message == b"all":
             await self._go.wait()
             self._go.clear()
-        while left:
-            await context.write(chunk[: min(left, PIECE_BYTES)])
-            left -= min(left, PIECE_BYTES)
+            for chunk in self._messages:
+                await context.write(chunk)
 
     def go(self) -> None:
         self._thread.call(self._go.set)
@@ -163,8 +162,8 @@ class BareServer:
         self._thread.join(_DEADLINE_S)
 
 
-def bare(address: str, size: int) -> tuple[Seconds, Callable[[], None]]:
-    server = BareServer(address)
+def bare(address: str, messages: list[bytes]) -> tuple[Seconds, Callable[[], None]]:
+    server, size = BareServer(address, messages), sum(map(len, messages))
     other = Other(receive_bare, address.replace(":0", f":{server.port}"), size)
 
     def close() -> None:
@@ -203,19 +202,20 @@ def copied(tree: Tree, into: Tree, checksums: bool) -> float:
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="scaling.py publish", description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=1.0, help="of a version; default 1")
-    parser.add_argument("--rounds", type=int, default=7, help="default 7, after one that does not count")
+    parser.add_argument("--rounds", type=int, default=7, help=f"default 7, after {_COLD} that do not count")
     flags = parser.parse_args(argv)
     size = int(flags.gigabytes * 1e9)
     tree = tree_of(size)
+    messages = [bytes(t[i : i + PIECE_BYTES].data) for t in tree.values() for i in range(0, t.size, PIECE_BYTES)]
     into = {name: np.ones_like(tensor) for name, tensor in tree.items()}
     with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as probe:
         port, name = probe.getsockname()[1], f"seedx-bench-{os.getpid()}"
         probe.close()
         measured: dict[str, tuple[Seconds, Callable[[], None]]] = {
             "grpc_tcp": published(f"127.0.0.1:{port}", tree),
-            "bare_grpc_tcp": bare("127.0.0.1:0", size),
+            "bare_grpc_tcp": bare("127.0.0.1:0", messages),
             "grpc_unix": published(f"unix:{directory}/weights", tree),
-            "bare_grpc_unix": bare(f"unix:{directory}/bare", size),
+            "bare_grpc_unix": bare(f"unix:{directory}/bare", messages),
             "shm": published(f"shm:{name}", tree),
             "shm_without_checksums": published(f"shm:{name}-bare", tree, checksums=False),
             "raw_tcp": tcp(tree, size),
@@ -223,10 +223,10 @@ def main(argv: Sequence[str]) -> None:
             "memcpy_and_checksum": (lambda: copied(tree, into, True), lambda: None),
         }
         rounds = defaultdict(list)
-        for number in range(1 + flags.rounds):
+        for number in range(_COLD + flags.rounds):
             for name, (seconds, _) in measured.items():
                 taken = seconds()
-                if number:
+                if number >= _COLD:
                     rounds[name].append(size / taken / 1e9)
         for _, close in measured.values():
             close()
