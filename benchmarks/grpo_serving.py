@@ -21,7 +21,7 @@ from seedx.inference.decode_pb2 import GenerateRequest
 from seedx.inference.decode_server import DecodeServer
 from seedx.inference.decode_service import DecodeService
 from seedx.inference.guests import Guests
-from seedx.inference.security import Access
+from seedx.security import Access
 
 _INTERVAL_S = 1.0
 _TIMEOUT_S = 60.0

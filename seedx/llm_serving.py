@@ -7,8 +7,8 @@ from seedx.inference.decode_server import DecodeServer
 from seedx.inference.decode_service import DecodeService
 from seedx.inference.guests import Guests
 from seedx.inference.scheduler import Scheduler
-from seedx.inference.security import Access
 from seedx.llm_setup import Setup
+from seedx.security import Access
 from seedx.threads import Crew
 
 

@@ -200,7 +200,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints the program of the flags of `launch/local.py`; starts nothing, and writes nothing without `--prepare`."""
     from seedx import cli  # Here, so that launchers can import the nouns above without a command line.
     from seedx.checks import ConfigError
-    from seedx.inference.security import check_listen_address
+    from seedx.security import check_listen_address
 
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--format", choices=("text", "json", "tables"), default="text")

@@ -12,7 +12,7 @@ import tyro
 
 from seedx.checks import require
 from seedx.inference.engine_config import EngineConfig
-from seedx.inference.security import Access
+from seedx.security import Access
 
 _MAX_STEPS = 64  # more cost memory and time to compile, and hold up what is cancelled or new
 

@@ -18,8 +18,8 @@ from seedx.inference.decode_server import DecodeServer
 from seedx.inference.decode_service import DecodeService
 from seedx.inference.requests import Request
 from seedx.inference.scheduler import Limits, Scheduler
-from seedx.inference.security import Access
 from seedx.networks.transformer_config import TransformerConfig
+from seedx.security import Access
 from seedx.threads import Crew
 from seedx.weights import Weights
 

@@ -11,9 +11,9 @@ from processes import QUICK, Processes, Started
 
 from seedx.inference import decode_pb2 as pb
 from seedx.inference.decode_client import Completion, gather, generate
-from seedx.inference.security import Access
 from seedx.networks.model_source import open_model
 from seedx.rundir import newest_update
+from seedx.security import Access
 
 _FLAGS = (
     *("--agent", "grpo", "--task", "text_tasks:stepped", "--stop-at-reward", "None", "--warm-start.reward", "0"),

@@ -16,7 +16,7 @@ from seedx.inference.decode_rpc import RETRY_KEY
 from seedx.inference.decode_server import MAX_MESSAGE_BYTES
 from seedx.inference.requests import QueueFullError, Request
 from seedx.inference.scheduler import Limits
-from seedx.inference.security import Access
+from seedx.security import Access
 
 PROMPT = "abcab"
 IDS = [*PROMPT.encode()]

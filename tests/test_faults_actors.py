@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from processes import Processes, Started, free_port, last, make_run, until
 
-from seedx import specs
+from seedx import security, specs
 from seedx.checkpoint import load_params
 from seedx.config import InferenceConfig
 from seedx.inference import policy_pb2 as pb
-from seedx.inference import security, wire
+from seedx.inference import wire
 from seedx.runlog import read_rows
 from seedx.supervisor import REPLACED
 

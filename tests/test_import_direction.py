@@ -33,6 +33,7 @@ LAYERS = [
     },
     {"llm_prompts"},
     {"learner", "inference", "envs", "replay", "cli", "console", "curve"},
+    {"transport"},
     {"networks", "weights", "checkpoint", "metrics", "runlog", "profiling"},
     {
         "chat",
@@ -40,9 +41,11 @@ LAYERS = [
         "config_file",
         "hosts",
         "imports",
+        "loop_thread",
         "memory",
         "parent",
         "rundir",
+        "security",
         "seeds",
         "sharding",
         "signals",
@@ -81,8 +84,6 @@ ACROSS = {
     ("envs.text.job", "inference.requests"),
     ("envs.text.judge", "inference.decode_client"),
     ("envs.text.judge", "inference.decode_pb2"),
-    ("envs.text.judge", "inference.security"),
-    ("envs.text.load_rewards", "inference.security"),
     ("envs.text.rollouts", "inference.scheduler"),
     ("envs.text.track", "inference.requests"),
     ("envs.text.rollouts", "learner.advantages"),
@@ -154,6 +155,7 @@ import seedx.run, seedx.envs.actor, seedx.envs.make, seedx.inference.client, see
 import seedx.envs.catch, seedx.envs.memory, seedx.envs.dm_env_adapter, seedx.envs.gymnasium_adapter
 import seedx.envs.envpool_adapter
 import seedx.inference.decode_client
+import seedx.transport.open
 import seedx.envs.text.load, seedx.envs.text.strings, seedx.envs.text.calculator, seedx.envs.text.reasoning_gym_task
 import seedx.envs.text.prompts, seedx.envs.text.encode, seedx.envs.text.judge
 heavy = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow", "torch", "matplotlib", "tensorboardX"}

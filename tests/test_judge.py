@@ -18,7 +18,7 @@ from seedx.envs.text.judge import Judge, JudgeError, parse_grade
 from seedx.envs.text.rewarded import Score
 from seedx.envs.text.task import Prompt
 from seedx.inference import decode_pb2 as pb
-from seedx.inference.security import Access
+from seedx.security import Access
 
 PROMPT = Prompt("2+2=", answer="4")
 REASONS = pb.GenerateReply.FinishReason

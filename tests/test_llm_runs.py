@@ -17,11 +17,11 @@ from seedx import cli
 from seedx.checkpoint import load_params
 from seedx.inference import decode_pb2 as pb
 from seedx.inference.decode_client import gather, generate
-from seedx.inference.security import Access
 from seedx.program import tables_json
 from seedx.replay.description import TABLE
 from seedx.rundir import newest_update
 from seedx.runlog import SUMMARY_KEYS, read_rows
+from seedx.security import Access
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from server_harness import EchoPolicy, wait_until
 from spec_strategies import timestep
 
-from seedx import specs
+from seedx import security, specs
 from seedx.checks import ConfigError
 from seedx.config import InferenceConfig
 from seedx.inference import policy_pb2 as pb
-from seedx.inference import security, wire
+from seedx.inference import wire
 from seedx.inference.client import Connection, RejectedError, ServerLostError
 from seedx.inference.decode_metrics import DecodeMetrics
 from seedx.inference.decode_server import DecodeServer

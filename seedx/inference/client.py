@@ -22,11 +22,11 @@ from typing import Any
 import grpc
 import optree
 
-from seedx import specs
+from seedx import security, specs
 from seedx.checks import ConfigError
 from seedx.config import InferenceConfig
 from seedx.inference import policy_pb2 as pb
-from seedx.inference import security, wire
+from seedx.inference import wire
 from seedx.types import EnvSpec, TimeStep, Tree
 
 # A later start of an actor replaces an earlier one, and a process that connects again replaces only itself.

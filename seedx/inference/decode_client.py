@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 
 import grpc
 
+from seedx import security
 from seedx.checks import ConfigError, require
 from seedx.inference import decode_pb2 as pb
-from seedx.inference import security
 
 _GENERATE = "/seedx.v1.DecodeService/Generate"
 _EXIT_REFUSED = 2

@@ -14,8 +14,8 @@ import grpc.aio
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
+from seedx import security
 from seedx.inference import decode_pb2 as pb
-from seedx.inference import security
 from seedx.inference.decode_service import RETRY_AFTER_S, DecodeService, UnavailableError
 from seedx.inference.requests import Delta, OnSwap, QueueFullError, Request
 

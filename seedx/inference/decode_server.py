@@ -18,11 +18,11 @@ from aiohttp.http import HttpProcessingError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from seedx.inference import security
+from seedx import security
 from seedx.inference.decode_rpc import DecodeMethods
 from seedx.inference.decode_service import DecodeService
 from seedx.inference.http_server import HttpApi
-from seedx.inference.loop_thread import LoopThread
+from seedx.loop_thread import LoopThread
 
 MAX_MESSAGE_BYTES = 4 << 20
 _POLL_S = 0.05

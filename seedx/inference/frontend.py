@@ -17,14 +17,14 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from seedx import specs
+from seedx import security, specs
 from seedx.config import InferenceConfig
 from seedx.inference import policy_pb2 as pb
-from seedx.inference import security, wire
+from seedx.inference import wire
 from seedx.inference.hello import parse_hello
-from seedx.inference.loop_thread import LoopThread
 from seedx.inference.request import Policy, Request
 from seedx.inference.streams import Refused, Status, Stream, Streams
+from seedx.loop_thread import LoopThread
 from seedx.types import EnvSpec
 
 _CODES = {

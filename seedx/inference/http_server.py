@@ -17,7 +17,8 @@ from typing import Any
 
 from aiohttp import web
 
-from seedx.inference import decode_metrics, openai_replies, security
+from seedx import security
+from seedx.inference import decode_metrics, openai_replies
 from seedx.inference.decode_service import RETRY_AFTER_S, DecodeService, UnavailableError
 from seedx.inference.openai_replies import Choice, Replies
 from seedx.inference.openai_requests import ApiError, Asked, parse_chat, parse_completion

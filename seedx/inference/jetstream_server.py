@@ -23,8 +23,8 @@ import grpc.aio
 import jax.numpy as jnp
 import tyro
 
+from seedx import security
 from seedx.checks import ConfigError, require
-from seedx.inference import security
 from seedx.inference.engine import Engine
 from seedx.inference.engine_config import EngineConfig
 from seedx.inference.jetstream_driver import JetStreamDriver, JetStreamService

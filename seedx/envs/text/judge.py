@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import grpc
 
+from seedx import security
 from seedx.checks import require
 from seedx.envs.text.last_number import last_number
 from seedx.envs.text.rewarded import Score
 from seedx.envs.text.task import Prompt
 from seedx.inference import decode_pb2 as pb
-from seedx.inference import security
 from seedx.inference.decode_client import Completion, gather, generate
 from seedx.reward_config import RewardConfig
 

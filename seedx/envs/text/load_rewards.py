@@ -75,7 +75,7 @@ def _load(reward: _Reward) -> tuple[str, RewardFunction, float]:
     match reward.source.partition(":"):
         case ("judge", ":", addresses):
             from seedx.envs.text.judge import Judge
-            from seedx.inference.security import Access
+            from seedx.security import Access
 
             kinds = {"lowest": _number, "highest": _number, "max_tokens": int, "timeout_s": _number}
             files = {"template": _read, "tls_ca": str, "token_file": str}

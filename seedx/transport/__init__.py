@@ -1,0 +1,1 @@
+"""Versions of the weights, from the learner's process to others."""

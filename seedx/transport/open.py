@@ -1,0 +1,86 @@
+"""Publishers and readers by address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from seedx.metrics import Metrics
+from seedx.security import Credentials
+from seedx.transport.grpc_reader import GrpcReader
+from seedx.transport.grpc_sink import GrpcSink
+from seedx.transport.publisher import Publisher
+from seedx.transport.shm_reader import ShmReader
+from seedx.transport.shm_sink import ShmSink
+from seedx.types import Tree
+from seedx.weights import Weights
+
+_SHM = "shm:"
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Receives versions; for one thread."""
+
+    def receive(self, newer_than: int, timeout_s: float) -> Weights | None:
+        """The newest version; None if there is none above `newer_than` in time. See GrpcReader's."""
+        ...
+
+    def close(self) -> None:
+        """Holds nothing any more."""
+        ...
+
+
+def open_publisher(
+    address: str,
+    access: Credentials,
+    on_failure: Callable[[BaseException], None],
+    *,
+    delta: bool = False,
+    checksums: bool = True,
+    metrics: Metrics | None = None,
+) -> Publisher:
+    """A publisher at `address`.
+
+    Args:
+        address: Where readers find it: shm:NAME for those on this host, whose memory then holds two versions more; or
+            unix:/path or host:port, where it listens.
+        access: Credentials.
+        on_failure: Told of an exception on one of its threads; it publishes nothing any more.
+        delta: Whether readers over gRPC that have the version before get what changed alone.
+        checksums: Whether each tensor has one.
+        metrics: Counts what is published.
+
+    Raises:
+        ConfigError: the address is in use or cannot be bound, or credentials are missing or cannot be read.
+    """
+    metrics = Metrics() if metrics is None else metrics
+    is_shm = address.startswith(_SHM)
+    sink = ShmSink(address.removeprefix(_SHM), metrics) if is_shm else GrpcSink(address, access, on_failure, metrics)
+    return Publisher(sink, on_failure, delta=delta and not is_shm, checksums=checksums, metrics=metrics)
+
+
+def open_reader(
+    address: str,
+    access: Credentials,
+    *,
+    expected: Tree | None = None,
+    delta: bool = False,
+    metrics: Metrics | None = None,
+) -> Reader:
+    """A reader of the publisher at `address`, which need not be there yet.
+
+    Args:
+        address: As the publisher has it.
+        access: Credentials.
+        expected: Tree of arrays, or of what else has shape and dtype: others are refused; None: any are taken.
+        delta: Keeps the last version, so that the publisher need only send what changed.
+        metrics: Counts what is received.
+
+    Raises:
+        ConfigError: the address is none, or credentials cannot be read.
+    """
+    metrics = Metrics() if metrics is None else metrics
+    if address.startswith(_SHM):
+        return ShmReader(address.removeprefix(_SHM), expected, metrics)
+    return GrpcReader(address, access, expected=expected, delta=delta, metrics=metrics)
