@@ -21,14 +21,15 @@ def processes(tmp_path):
 # ---- the same update on any number of hosts
 
 
-def learn_together(processes, hosts, devices):
+def learn_together(processes, hosts, devices, script="learn_together.py", options=()):
     """What each of so many hosts with so many devices has learned."""
     coordinator = f"localhost:{free_port()}"
     env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICK_XLA}", "JAX_PLATFORMS": "cpu"}
     outs = [processes.directory / f"{hosts}x{devices}-{i}.npz" for i in range(hosts)]
-    script = str(ROOT / "tests" / "learn_together.py")
     started = [
-        processes.start(sys.executable, script, str(out), str(i), str(hosts), coordinator, env=env)
+        processes.start(
+            sys.executable, str(ROOT / "tests" / script), str(out), *options, str(i), str(hosts), coordinator, env=env
+        )
         for i, out in enumerate(outs)
     ]
     for process in started:
@@ -56,6 +57,21 @@ def test_two_hosts_with_two_devices_learn_what_one_with_four_does(processes):
 @pytest.mark.slow
 def test_four_hosts_with_two_devices_learn_what_one_with_eight_does(processes):
     print("largest difference", check_equal_learning(processes, 4, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("zero", "fsdp"), [(2, 2), (3, 8)])
+def test_four_hosts_train_a_language_model_as_one_does(processes, zero, fsdp):
+    """Rows over hosts and devices, and what ZeRO splits too; each host is fed all groups of a recorded batch."""
+    options = (str(zero), str(fsdp))
+    (alone,) = learn_together(processes, 1, 8, "learn_text_together.py", options)
+    assert alone["grad_norm"] > 0.01
+    together = learn_together(processes, 4, 2, "learn_text_together.py", options)
+    for learned in together:
+        assert learned.keys() == alone.keys()
+        for name in alone:
+            np.testing.assert_array_equal(learned[name], together[0][name])  # hosts differ in no bit
+            np.testing.assert_allclose(learned[name], alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 # ---- what they say
