@@ -1,7 +1,7 @@
 """Bytes of a run's versions as deltas, over those in full: `python benchmarks/scaling.py delta -- FLAGS`.
 
-Runs GRPO in this process with the launcher's flags, in bfloat16 unless they say otherwise, and encodes each version
-that it publishes as a publisher with deltas does, and the float32 weights that it was cast from too.
+Runs GRPO in this process with the launcher's flags, and encodes each version that it publishes as a publisher with
+deltas does: cast to bfloat16, as `--learner.dtype bfloat16` publishes its float32 weights, and as they are.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from seedx import cli
 from seedx.llm_config import LlmConfig
 from seedx.llm_session import LlmSession
+from seedx.llm_setup import caster
 from seedx.threads import Crew
 from seedx.transport import transport_pb2 as pb
 from seedx.transport.encode import Version, encode
@@ -60,22 +61,23 @@ class Deltas:
 def main(argv: Sequence[str]) -> None:
     flags = [flag for flag in argv if flag != "--"]
     with tempfile.TemporaryDirectory() as directory:
-        given = ["--agent", "grpo", "--learner.dtype", "bfloat16", "--run-dir", f"{directory}/run", *flags]
+        given = ["--agent", "grpo", "--run-dir", f"{directory}/run", *flags]
         config = cli.prepare_run_dir(cli.parse(given))
         assert isinstance(config, LlmConfig)
         crew = Crew()
         session = LlmSession(config, Path(directory) / "run", False, crew, [])
-        published, float32 = Deltas(), Deltas()
-        publish = session._publish
+        bfloat16, float32 = Deltas(), Deltas()
+        publish, cast = session._publish, caster("bfloat16")
 
         def also(version: int, params: Tree) -> None:
             publish(version, params)
-            published.add(version, session._cast(params))
+            bfloat16.add(version, cast(params))
             float32.add(version, params)
 
         session._publish = also
         session.run(threading.Event())
         if crew.failure is not None:
             raise crew.failure
-    published.report(config.learner.dtype)
+        assert float32.full, "the run published less than two versions; give it longer: --seconds"
+    bfloat16.report("bfloat16")
     float32.report("float32")
