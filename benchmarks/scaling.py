@@ -1,10 +1,11 @@
-"""Figures of scaling: `python benchmarks/scaling.py publish`; `--help` after it says more."""
+"""Figures of scaling: `python benchmarks/scaling.py publish` or `delta`, each in its scaling_NAME.py."""
 
 import sys
 
+import scaling_delta
 import scaling_publish
 
-COMMANDS = {"publish": scaling_publish.main}
+COMMANDS = {"delta": scaling_delta.main, "publish": scaling_publish.main}
 
 
 if __name__ == "__main__":

@@ -369,3 +369,29 @@ def test_a_closed_publisher_turns_waiting_readers_away(opened, address):
     publisher.close()
     waiting.join(DEADLINE_S)
     until(lambda: caught, "the reader's error")
+
+
+def test_a_reader_may_be_closed_while_it_waits(opened, address):
+    make_publisher(opened, address)
+    reader, caught = open_reader(address, OPEN), []
+    begun, call = threading.Event(), reader._call
+
+    def begin(*args, **kwargs):
+        stream = call(*args, **kwargs)
+        begun.set()
+        return stream
+
+    reader._call = begin
+
+    def receive():
+        try:
+            reader.receive(0, DEADLINE_S)
+        except WeightsLostError as error:
+            caught.append(error)
+
+    waiting = threading.Thread(target=receive, daemon=True)
+    waiting.start()
+    assert begun.wait(DEADLINE_S)
+    reader.close()
+    waiting.join(DEADLINE_S)
+    assert caught

@@ -64,6 +64,7 @@ class GrpcReader:
         self._call = self._channel.unary_stream(f"/{SERVICE}/{METHOD}")
         self._held: Held | None = None
         self._buffers = Buffers()
+        self._closed = False
 
     def receive(self, newer_than: int, timeout_s: float) -> Weights | None:
         """The newest version; None if there is none above `newer_than` in time.
@@ -90,18 +91,22 @@ class GrpcReader:
             except grpc.RpcError as error:
                 self._metrics.count("weights/lost")
                 fault = self._explain(error)
-            if time.monotonic() >= deadline or not isinstance(fault, (CorruptedError, WeightsLostError)):
+            is_final = self._closed or not isinstance(fault, (CorruptedError, WeightsLostError))
+            if is_final or time.monotonic() >= deadline:
                 raise fault from None
             time.sleep(_RETRY_S)
 
     def close(self) -> None:
         """Ends the connection; a `receive` that waits raises WeightsLostError."""
+        self._closed = True
         self._channel.close()
 
     def _fetch(self, newer_than: int, wait_s: float, held: Held | None) -> Weights | None:
         request = pb.ReceiveRequest(protocol=PROTOCOL, newer_than=newer_than, wait_s=wait_s)
         if held is not None:
             request.held.writer, request.held.version = held.id
+        if self._closed:
+            raise WeightsLostError("this reader is closed.")
         call = self._call(request.SerializeToString(), timeout=wait_s + _CALL_S, metadata=self._metadata)
         try:
             first = next(call, None)

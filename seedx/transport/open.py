@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from seedx.metrics import Metrics
 from seedx.security import Credentials
+from seedx.transport.directory import DirectoryFiles, DirectorySink
+from seedx.transport.file_reader import FileReader
 from seedx.transport.grpc_reader import GrpcReader
 from seedx.transport.grpc_sink import GrpcSink
-from seedx.transport.publisher import Publisher
-from seedx.transport.shm_reader import ShmReader
+from seedx.transport.publisher import Publisher, Sink
+from seedx.transport.shm_files import ShmFiles
 from seedx.transport.shm_sink import ShmSink
 from seedx.types import Tree
 from seedx.weights import Weights
-
-_SHM = "shm:"
 
 
 @runtime_checkable
@@ -43,8 +44,8 @@ def open_publisher(
     """A publisher at `address`.
 
     Args:
-        address: Where readers find it: shm:NAME for those on this host, whose memory then holds two versions more; or
-            unix:/path or host:port, where it listens.
+        address: Where readers find it: unix:/path or host:port, where it listens; shm:NAME for those on this host,
+            whose memory then holds two versions more; dir:PATH, where it keeps two versions as files.
         access: Credentials.
         on_failure: Told of an exception on one of its threads; it publishes nothing any more.
         delta: Whether readers over gRPC that have the version before get what changed alone.
@@ -55,9 +56,17 @@ def open_publisher(
         ConfigError: the address is in use or cannot be bound, or credentials are missing or cannot be read.
     """
     metrics = Metrics() if metrics is None else metrics
-    is_shm = address.startswith(_SHM)
-    sink = ShmSink(address.removeprefix(_SHM), metrics) if is_shm else GrpcSink(address, access, on_failure, metrics)
-    return Publisher(sink, on_failure, delta=delta and not is_shm, checksums=checksums, metrics=metrics)
+    kind, _, rest = address.partition(":")
+    sink: Sink
+    match kind:
+        case "shm":
+            sink = ShmSink(rest, metrics)
+        case "dir":
+            sink = DirectorySink(Path(rest), metrics)
+        case _:
+            sink = GrpcSink(address, access, on_failure, metrics)
+    delta = delta and isinstance(sink, GrpcSink)
+    return Publisher(sink, on_failure, delta=delta, checksums=checksums, metrics=metrics)
 
 
 def open_reader(
@@ -81,6 +90,9 @@ def open_reader(
         ConfigError: the address is none, or credentials cannot be read.
     """
     metrics = Metrics() if metrics is None else metrics
-    if address.startswith(_SHM):
-        return ShmReader(address.removeprefix(_SHM), expected, metrics)
+    kind, _, rest = address.partition(":")
+    if kind == "shm":
+        return FileReader(ShmFiles(rest), expected, metrics)
+    if kind == "dir":
+        return FileReader(DirectoryFiles(Path(rest)), expected, metrics)
     return GrpcReader(address, access, expected=expected, delta=delta, metrics=metrics)

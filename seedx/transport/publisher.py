@@ -23,7 +23,7 @@ from seedx.transport.manifest import WRITER_BYTES, VersionId
 from seedx.transport.tree import Path, flatten
 from seedx.types import Tree
 
-_CLOSE_S = 30.0
+_CLOSE_S = 5.0
 _LOOK_S = 0.2
 
 

@@ -135,7 +135,6 @@ class SlotReader:
 
     def read(
         self,
-        held: Held | None,
         buffers: Buffers,
         check: Callable[[Manifest], None],
         is_written: Callable[[], bool],
@@ -143,7 +142,6 @@ class SlotReader:
         """The version that is there, or is written.
 
         Args:
-            held: To which a delta may be.
             buffers: Memory for the tensors.
             check: Raises if the reader does not want it.
             is_written: Whether the writer lives.
@@ -156,7 +154,7 @@ class SlotReader:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # asks the writer to wait; ends with this process
         try:
-            return self._read(held, buffers, check, is_written)
+            return self._read(buffers, check, is_written)
         except CorruptedError:
             if self._torn:
                 raise TornError from None
@@ -170,7 +168,6 @@ class SlotReader:
 
     def _read(
         self,
-        held: Held | None,
         buffers: Buffers,
         check: Callable[[Manifest], None],
         is_written: Callable[[], bool],
@@ -183,7 +180,7 @@ class SlotReader:
         self._copy(message, 0)
         manifest = Manifest.from_bytes(message.tobytes())
         check(manifest)
-        assembly, done = Assembly(manifest, held, buffers), message.size
+        assembly, done = Assembly(manifest, None, buffers), message.size
         while (space := assembly.space()) is not None:
             space = space[: max(self._await(done + 1) - done, 0)]
             self._copy(space, done)
