@@ -5,8 +5,10 @@
     python launch/local.py --agent grpo
     python launch/local.py --resume --run-dir RUN_DIR
 
-The run directory gets config.json, metrics.jsonl, summary.json, checkpoints/, curve.png and logs/<role>.log. Exit
-codes: 0 done, 2 wrong flags, 130 after Ctrl-C and 143 after SIGTERM or SIGHUP (with a checkpoint), else failure.
+With `--address 0.0.0.0:7778` actors on other machines reach the learner; `--start-actors K` starts only K of
+`--num-actors` here. The run directory gets config.json, metrics.jsonl, summary.json, checkpoints/, curve.png and
+logs/<role>.log. Exit codes: 0 done, 2 wrong flags, 130 after Ctrl-C and 143 after SIGTERM or SIGHUP (with a
+checkpoint), else failure.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ def main(argv: list[str]) -> int:
     from seedx import cli, launcher
     from seedx.checks import ConfigError
 
+    flags, rest = launcher.own_flags().parse_known_args(argv)
     try:
-        return launcher.launch(cli.parse(argv, description=__doc__ or ""), "local.py")
+        config = cli.parse(rest, description=__doc__ or "")
+        return launcher.launch(config, "local.py", address=flags.address, start_actors=flags.start_actors)
     except ConfigError as error:
         return launcher.report("local.py", error)
 

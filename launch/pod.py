@@ -11,7 +11,6 @@ codes are those of launch/local.py; after a signal to one host, all end with its
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import socket
@@ -32,7 +31,7 @@ def main(argv: list[str]) -> int:
     from seedx.hosts import Hosts
     from seedx.llm_config import LlmConfig
 
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own = launcher.own_flags()
     own.add_argument("--hosts", default=os.environ.get("TPU_WORKER_HOSTNAMES", ""))
     own.add_argument("--host-index", "--host_index", type=int)
     own.add_argument("--run-dir", "--run_dir")
@@ -54,7 +53,7 @@ def main(argv: list[str]) -> int:
         if isinstance(config, LlmConfig):
             raise ConfigError("an LLM run has one host; use launch/local.py.")
         print(f"pod.py: this is {hosts}, {names[index]}; host 0 is at {hosts.coordinator}", file=sys.stderr)
-        return launcher.launch(config, "pod.py", hosts)
+        return launcher.launch(config, "pod.py", hosts, flags.address, flags.start_actors)
     except ConfigError as error:
         return launcher.report("pod.py", error)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 import tempfile
 from pathlib import Path
 
 from seedx import cli, rundir, supervisor
-from seedx.checks import ConfigError
+from seedx.checks import ConfigError, require
 from seedx.config_file import AnyConfig, differing_flags, from_json
 from seedx.hosts import Hosts
 from seedx.llm_config import LlmConfig
@@ -18,24 +19,50 @@ _MAX_SOCKET_PATH = 100  # The kernel allows 107 bytes.
 _ONE_HOST = Hosts()
 
 
-def launch(config: AnyConfig, name: str, hosts: Hosts = _ONE_HOST) -> int:
+def own_flags() -> argparse.ArgumentParser:
+    """A parser of the flags that are no settings of the run, since hosts differ in them."""
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--address", help="host:port where actors of other machines reach the learner")
+    own.add_argument("--start-actors", "--start_actors", type=int, help="how many of --num-actors are started here")
+    return own
+
+
+def launch(
+    config: AnyConfig,
+    name: str,
+    hosts: Hosts = _ONE_HOST,
+    address: str | None = None,
+    start_actors: int | None = None,
+) -> int:
     """Runs a run, or this host's part of it; the exit code.
 
     Args:
         config: Of the run.
         name: Of the launcher, in messages.
         hosts: Whose learners learn together.
+        address: Where the learner serves actors; None: where only those that are started here find it.
+        start_actors: How many of the training actors are started here; None: all.
 
     Raises:
         ConfigError: it cannot be started.
     """
+    server = None
+    if isinstance(config, LlmConfig):
+        require(address is None and start_actors is None, "--address and --start-actors: an LLM run has no actors.")
+    elif address is not None:
+        from seedx.security import check_listen_address  # Loads gRPC.
+
+        check_listen_address(address, config.inference)
+        host, _, port = address.rpartition(":")
+        server = f"localhost:{port}" if host in ("0.0.0.0", "[::]") else None
     config_file = Path(config.run_dir or "") / "config.json"
     former = config_file.read_text() if config.resume and config_file.is_file() else None
     config = cli.prepare_run_dir(config)
     assert config.run_dir is not None
     before = rundir.newest_update(config.run_dir)
     with _socket_directory() as directory:
-        program = make_program(config, config.run_dir, f"unix:{directory}/learner.sock", hosts=hosts)
+        where = address or f"unix:{directory}/learner.sock"
+        program = make_program(config, config.run_dir, where, server=server, hosts=hosts, start_actors=start_actors)
         if config.replay == "reverb":
             print(f"{name}: {OPEN_REVERB}", file=sys.stderr)
         code = supervisor.supervise(program)

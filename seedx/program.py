@@ -89,6 +89,7 @@ def make_program(
     python: str = sys.executable,
     server: str | None = None,
     hosts: Hosts = _ONE_HOST,
+    start_actors: int | None = None,
 ) -> Program:
     """The program of a run, or of one of its hosts: a learner, its Reverb server, actors and evaluation actors.
 
@@ -104,9 +105,10 @@ def make_program(
         python: The interpreter.
         server: Where actors find it; None: at `address`, or by this machine's name if that means "all interfaces".
         hosts: Whose learners learn together, and which of them this is. Each has so many actors, numbered through.
+        start_actors: How many of the training actors are among the roles, the first ones; None: all.
 
     Raises:
-        ConfigError: a Reverb server is asked for, and it cannot be started from here.
+        ConfigError: a Reverb server is asked for, and it cannot be started from here; there are not so many actors.
     """
     server = server or _reachable(address)
     run_dir = os.path.abspath(run_dir)
@@ -139,9 +141,13 @@ def make_program(
 
     actors = []
     if not isinstance(config, LlmConfig):
-        training = max(config.num_actors, 1)
+        training, started = max(config.num_actors, 1), config.num_actors if start_actors is None else start_actors
+        require(
+            0 <= started <= config.num_actors,
+            f"--start-actors ({started}) must lie in 0 .. {config.num_actors}: so many of all actors are started here.",
+        )
         first, first_evaluation = hosts.index * training, hosts.count * training + hosts.index * config.eval_actors
-        actors = [actor(first + i, evaluation=False) for i in range(config.num_actors)]
+        actors = [actor(first + i, evaluation=False) for i in range(started)]
         actors += [actor(first_evaluation + i, evaluation=True) for i in range(config.eval_actors)]
     return Program(run_dir=run_dir, address=address, roles=(learner, *replays, *actors))
 

@@ -150,14 +150,14 @@ def http_tls(credentials: Credentials) -> ssl.SSLContext | None:
 
 
 def open_channel(address: str, credentials: Credentials, options: list[tuple[str, int]]) -> grpc.Channel:
-    """A client channel to the address, with TLS where the config has a certificate to trust.
+    """A client channel to the address, with TLS where the config has a certificate to trust; see `bind`.
 
     Raises:
         ConfigError: the address is no address, or the certificate cannot be read.
     """
     check_address(address)
     trusted = credentials.tls_ca or credentials.tls_cert
-    if trusted is None:
+    if trusted is None or address.startswith("unix:"):
         return grpc.insecure_channel(address, options=options)
     authority = _read(trusted, f"{credentials.flag_prefix}tls-ca")
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority), options=options)
@@ -179,13 +179,15 @@ def _read(path: str, name: str) -> bytes:
 def bind(server: grpc.aio.Server, address: str, access: Credentials) -> int:
     """Has a server listen on an address, with these credentials; the port, for a Unix socket 1.
 
+    A Unix socket has no TLS: nothing leaves the machine, and its name is in no certificate.
+
     Raises:
         ConfigError: the address is in use or cannot be bound, or the credentials cannot be read.
     """
     credentials = server_credentials(access)
     try:
         _check_free(address)
-        if credentials is None:
+        if credentials is None or address.startswith("unix:"):
             return server.add_insecure_port(address)
         return server.add_secure_port(address, credentials)
     except (RuntimeError, OSError) as error:

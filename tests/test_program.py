@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from seedx import cli, program
+from seedx.checks import ConfigError
 from seedx.config import Config
 from seedx.config_file import read_config
 from seedx.program import make_program
@@ -52,6 +53,14 @@ def test_actor_ids_stay_within_the_slots(num_actors, eval_actors):
 def test_only_the_learner_of_a_resumed_run_is_told_so():
     made = make_program(Config(resume=True), "x", "h:1")
     assert ["--resume" in r.command for r in made.roles] == [True, False, False]
+
+
+def test_a_launcher_may_start_some_of_the_actors(tmp_path):
+    config = Config(num_actors=3, eval_actors=1)
+    made = make_program(config, "x", "h:1", start_actors=2)
+    assert [role.name for role in made.roles] == ["learner", "actor-0", "actor-1", "eval-actor-3"]
+    with pytest.raises(ConfigError, match=r"--start-actors \(4\) must lie in 0 .. 3"):
+        make_program(config, "x", "h:1", start_actors=4)
 
 
 def test_actors_of_a_resumed_run_are_told_how_far_it_had_come(tmp_path):

@@ -194,6 +194,11 @@ def test_tls_from_end_to_end(tmp_path):
         assert exchange(address, config) == 3
 
 
+def test_a_unix_socket_needs_no_tls(tmp_path):
+    with serving(f"unix:{tmp_path}/s", certificate(tmp_path, "seedx")):
+        assert exchange(f"unix:{tmp_path}/s", certificate(tmp_path, "another")) == 3
+
+
 def test_a_key_that_is_none_is_refused_at_the_start(tmp_path):
     (tmp_path / "x.pem").write_text("nonsense")
     config = InferenceConfig(tls_cert=str(tmp_path / "x.pem"), tls_key=str(tmp_path / "x.pem"))

@@ -7,6 +7,7 @@ request with the policy server, and its next message is read only after the repl
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -154,10 +155,16 @@ class FrontEnd:
         await server.stop(grace=1.0)
 
     async def _watch(self) -> None:
+        before: set[int] = set()
         while True:
             await asyncio.sleep(_LIVE_CHECK_S)
             if self._policy is not None:
                 self._policy.watch(self._streams)
+            now = self._streams.actors()
+            for actor_id in sorted(before ^ now):
+                what = "has joined" if actor_id in now else "is gone"
+                print(f"{time.strftime('%H:%M:%S')} actor {actor_id} {what}", file=sys.stderr)
+            before = now
 
     def _deliver(self, replies: Sequence[tuple[Request, bytes | Refused]]) -> None:
         for request, reply in replies:

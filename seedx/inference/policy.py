@@ -178,6 +178,7 @@ class PolicyServer:
         self._batcher.set_live_rows(live)
         self._metrics.gauge("batcher/live_slots", live)
         self._metrics.gauge("server/streams", streams.num_streams)
+        self._metrics.gauge("actors/alive", len(streams.actors()))
         self._metrics.gauge("batcher/compilations", self._num_compiled() - self._compiled)
 
     # ---- dispatch

@@ -186,6 +186,10 @@ class Streams:
         """Every attached stream."""
         return [stream for actor in self._actors.values() for stream in actor.streams.values()]
 
+    def actors(self) -> set[int]:
+        """Ids of the connected actors."""
+        return {actor_id for actor_id, actor in self._actors.items() if actor.streams}
+
     def live_rows(self, now: float, silent_after_s: float, withheld: set[Stream]) -> int:
         """Rows that can be expected to ask: neither silent for so long nor waiting for a withheld reply."""
         return sum(
