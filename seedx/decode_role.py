@@ -64,7 +64,7 @@ def _work(config: LlmConfig, learner: str, crew: Crew, host: DecodeHost, serving
     params = caster(config.learner.dtype)(params)
     _say("compiling")
     engine = make_engine(config, setup, Weights(0, params), _say)
-    follower = _Follower(learner, params)
+    follower = Follower(learner, params)
     del params
     _say(f"waiting for weights after {time.monotonic() - started:.1f} s")
     weights = follower.next()
@@ -80,7 +80,7 @@ def _work(config: LlmConfig, learner: str, crew: Crew, host: DecodeHost, serving
         scheduler.publish(*follower.next())
 
 
-class _Follower:
+class Follower:
     """The learner's weights, version after version, where the engine wants them.
 
     Args:
