@@ -136,7 +136,7 @@ def make_remote_scheduler(
         say: Told how each host uses its memory.
     """
     plan = plan_engine(config, setup, weights.params)  # as the hosts make it
-    say(f"{len(addresses)} decode hosts, each: {plan.describe()}")
+    say(f"decode hosts: {len(addresses)}, each with {plan.describe()}")
     slots = len(addresses) * plan.num_slots
     scheduler = RemoteScheduler(addresses, publisher, num_slots=slots, give_up_s=config.rollout.timeout_s, crew=crew)
     scheduler.publish(weights.version, weights.params)

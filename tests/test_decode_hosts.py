@@ -120,7 +120,7 @@ def test_tokens_are_no_staler_than_allowed(processes, tmp_path, max_staleness):
     assert max(values(run_dir, "decode/version")) > 0
     assert max(values(run_dir, "learner/engine_gap_max")) < 1e-4
     assert {name for row in read_rows(run_dir / "metrics.jsonl") for name in row} <= documented.llm_metrics()
-    assert run.out.count("decode hosts, each: ") == host_log(run_dir).count(" slots of ") == 1
+    assert run.out.count("decode hosts: 1, each with ") == host_log(run_dir).count(" slots of ") == 1
     assert run.err == ""
 
 
