@@ -242,7 +242,7 @@ class DecodeConfig:
     Attributes:
         max_concurrent: Completions that are generated at a time, at most.
         memory_budget: What its weights, caches and intermediate results may take, for example 4GB; None: a quarter of
-            the memory.
+            the memory. Several decode hosts have as much each, but share the quarter.
         steps_per_dispatch: Tokens that each slot gets from one launch.
     """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from seedx import rundir
@@ -16,6 +17,7 @@ from seedx.checks import ConfigError, require
 from seedx.config import Config
 from seedx.hosts import Hosts
 from seedx.inference.frontend import FrontEnd
+from seedx.inference.remote_scheduler import DecodeHostLostError
 from seedx.inference.streams import Streams
 from seedx.lifeline import HostLostError
 from seedx.llm_config import LlmConfig
@@ -27,6 +29,7 @@ from seedx.threads import Crew
 
 _POLL_S = 0.1
 _STOP_GRACE_S = 8.0  # of the supervisor's 10
+_TOLD = (ReverbLostError, HostLostError, DecodeHostLostError)  # say all; a traceback says no more
 _SAVE_S = 600.0  # a last checkpoint that takes longer than that will never be finished
 
 
@@ -47,13 +50,14 @@ def run_learner(config: Config, run_dir: Path, address: str, resume: bool, hosts
     return _run(crew, session, signals, run_dir)
 
 
-def run_llm_learner(config: LlmConfig, run_dir: Path, resume: bool) -> int:
+def run_llm_learner(config: LlmConfig, run_dir: Path, resume: bool, address: str, decode_hosts: Sequence[str]) -> int:
     """Generates, scores and learns until the config says stop; the exit code."""
     rundir.claim(run_dir)
     crew = Crew()
     signals: list[int] = []
     on_stop(signals.append)
-    return _run(crew, LlmSession(config, run_dir, resume, crew, signals), signals, run_dir)
+    session = LlmSession(config, run_dir, resume, crew, signals, address, decode_hosts)
+    return _run(crew, session, signals, run_dir)
 
 
 def _run(crew: Crew, session: Session | LlmSession, signals: list[int], run_dir: Path) -> int:
@@ -76,7 +80,7 @@ def _wait(crew: Crew, session: Session | LlmSession, done: threading.Event, sign
             break
     if isinstance(crew.failure, ConfigError):
         raise crew.failure
-    if isinstance(crew.failure, ReverbLostError | HostLostError):  # says all; a traceback says no more
+    if isinstance(crew.failure, _TOLD):
         print(f"learner: {crew.failure}", file=sys.stderr, flush=True)
         return 1
     if crew.failure is not None:

@@ -54,7 +54,9 @@ class LlmConfig:
             the run, "reverb://host:port" in one that is running.
         max_staleness: Versions that the weights of a token may be behind those of the update that learns from it; 0:
             generating and learning take turns, and two runs give the same parameters bit for bit.
-        serve_port: The learner's engine also answers decode requests at this port of localhost; None: it does not.
+        serve_port: The engine, with decode hosts the first one's, also answers decode requests at this port of
+            localhost; None: it does not.
+        decode_hosts: Processes beside the learner's that generate, each with an engine; 0: the learner's has one.
         mesh: The devices of learner and engine.
     """
 
@@ -70,6 +72,7 @@ class LlmConfig:
     replay: str = "embedded"
     max_staleness: int = 1
     serve_port: int | None = None
+    decode_hosts: int = 0
     mesh: MeshConfig = field(default_factory=lambda: MeshConfig(data=0))
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -89,7 +92,7 @@ class LlmConfig:
         require(self.agent in AGENTS, f"agent ({self.agent!r}) of an LLM run must be one of {', '.join(AGENTS)}.")
         require(self.model != "", "model ('') is empty; give tiny, smollm2, a file, a directory or hf://org/name.")
         require(self.run_dir != "", "run_dir ('') must name a directory; leave --run-dir out for the default one.")
-        not_negative(self, "max_staleness")
+        not_negative(self, "max_staleness", "decode_hosts")
         require(
             self.rollout.redundant == 0 or self.max_staleness > 0,
             f"rollout.redundant ({self.rollout.redundant}) must be 0 with max_staleness 0, where two runs give "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from seedx.envs.text.curriculum import Curriculum
 from seedx.envs.text.generation import Generation, Settings
 from seedx.envs.text.rewards import RewardPool
 from seedx.envs.text.rollouts import Pace
+from seedx.inference.decoder import Decoder
 from seedx.inference.engine import Engine
+from seedx.inference.remote_scheduler import RemoteScheduler
 from seedx.inference.scheduler import Limits, Scheduler
 from seedx.learner.text_learner import TextLearner, shapes_of
 from seedx.learner.token_logprobs import Model
@@ -22,6 +24,7 @@ from seedx.llm_config import LlmConfig
 from seedx.llm_setup import Setup, completions_ahead, layout_of, plan_engine
 from seedx.metrics import Metrics
 from seedx.threads import Crew
+from seedx.transport.publisher import Publisher
 from seedx.types import Tree
 from seedx.weights import Weights
 
@@ -86,6 +89,11 @@ def make_scheduler(
         crew: The scheduler's thread joins it.
         say: Told how memory is used.
     """
+    return schedule(config, setup, make_engine(config, setup, weights, say), weights, crew)
+
+
+def make_engine(config: LlmConfig, setup: Setup, weights: Weights, say: Callable[[str], None] | None = None) -> Engine:
+    """A decode engine, compiled; `make_scheduler` says what the arguments are."""
     plan = plan_engine(config, setup, weights.params)
     if say is not None:
         say(plan.describe())
@@ -98,14 +106,47 @@ def make_scheduler(
         layout=layout_of(setup.config, setup.mesh, config.learner.zero),
     )
     engine.warm_up(weights)
+    return engine
+
+
+def schedule(config: LlmConfig, setup: Setup, engine: Engine, weights: Weights, crew: Crew) -> Scheduler:
+    """A scheduler over an engine of the run; `make_scheduler` says what the other arguments are."""
     limits = Limits(max_waiting=4 * completions_ahead(config), max_waiting_tokens=1 << 24)
     return Scheduler(engine, weights, tokenizer=setup.tokenizer, limits=limits, crew=crew)
+
+
+def make_remote_scheduler(
+    config: LlmConfig,
+    setup: Setup,
+    weights: Weights,
+    addresses: Sequence[str],
+    publisher: Publisher,
+    crew: Crew,
+    say: Callable[[str], None],
+) -> RemoteScheduler:
+    """What has decode hosts generate, not started; it has published the first version.
+
+    Args:
+        config: Of the run.
+        setup: Of the run.
+        weights: The first version, cast.
+        addresses: Of the hosts.
+        publisher: Of the weights.
+        crew: Its threads join it.
+        say: Told how each host uses its memory.
+    """
+    plan = plan_engine(config, setup, weights.params)  # as the hosts make it
+    say(f"decode hosts: {len(addresses)}, each with {plan.describe()}")
+    slots = len(addresses) * plan.num_slots
+    scheduler = RemoteScheduler(addresses, publisher, num_slots=slots, give_up_s=config.rollout.timeout_s, crew=crew)
+    scheduler.publish(weights.version, weights.params)
+    return scheduler
 
 
 def make_generation(
     config: LlmConfig,
     setup: Setup,
-    scheduler: Scheduler,
+    scheduler: Decoder,
     metrics: Metrics,
     crew: Crew,
     temperature: float | None = None,

@@ -10,7 +10,7 @@ import numpy as np
 
 from seedx.envs.text.generation import Generation
 from seedx.envs.text.held_out import held_out, summary_of
-from seedx.inference.scheduler import Scheduler
+from seedx.inference.decoder import Decoder
 from seedx.llm_config import LlmConfig
 from seedx.llm_prompts import first_prompts, prompts_of
 from seedx.llm_setup import Setup
@@ -35,7 +35,7 @@ class Scores:
         self,
         config: LlmConfig,
         setup: Setup,
-        scheduler: Scheduler,
+        scheduler: Decoder,
         generation: Generation,
         before: Sequence[float],
         say: Callable[[str], None],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,31 @@ _POLL_S = 0.1
 class LlmSession:
     """What lives as long as one learner process of an LLM run.
 
+    Args:
+        config: Of the run.
+        run_dir: The run directory.
+        resume: Whether to go on from its newest checkpoint.
+        crew: Of the process.
+        signals: That have come; grows.
+        address: Where decode hosts read the weights.
+        decode_hosts: Their addresses; empty: this process has an engine.
+
     Attributes:
         learning: Whether there is something to save.
         saving_since: When the last update or checkpoint was begun, on the monotonic clock; -inf between them.
     """
 
-    def __init__(self, config: LlmConfig, run_dir: Path, resume: bool, crew: Crew, signals: list[int]) -> None:
+    def __init__(
+        self,
+        config: LlmConfig,
+        run_dir: Path,
+        resume: bool,
+        crew: Crew,
+        signals: list[int],
+        address: str = "",
+        decode_hosts: Sequence[str] = (),
+    ) -> None:
+        self._address, self._decode_hosts = address, decode_hosts
         self._config = config
         self._run_dir = run_dir
         self._resume = resume
@@ -37,6 +57,7 @@ class LlmSession:
         self._signals = signals
         self._ending = Ending(config, run_dir, crew.stop, signals)
         self._server: Any = None  # Serving
+        self._remote: Any = None  # RemoteScheduler
         self.learning = False
         self.saving_since = -math.inf
 
@@ -70,7 +91,13 @@ class LlmSession:
             from seedx.llm_setup import caster, set_up
         except ModuleNotFoundError as error:
             raise ConfigError(f"--agent grpo needs {error.name}: pip install -e '.[llm]' -c constraints.txt") from error
-        if config.serve_port is not None:
+        self._metrics = Metrics(rates=("env_steps", "updates", "completion_tokens"))
+        if self._decode_hosts:
+            from seedx.security import Access
+            from seedx.transport.open import open_publisher
+
+            self._publisher = open_publisher(self._address, Access(), self._crew.fail, metrics=self._metrics)
+        elif config.serve_port is not None:
             from seedx.llm_serving import Serving
 
             self._server = Serving(config.serve_port, self._crew)
@@ -78,7 +105,6 @@ class LlmSession:
         self._setup, self._initial_params = set_up(config, _say)
         self._source = PromptSource(prompts_of(self._setup.task, config.task, "train"), config.seed)
         self._cast = caster(config.learner.dtype)
-        self._metrics = Metrics(rates=("env_steps", "updates", "completion_tokens"))
 
     def _build_learner(self) -> None:
         """The learner with its state: from a checkpoint, or from the model after its warm start."""
@@ -111,15 +137,19 @@ class LlmSession:
         self._first_update = state.updates
 
     def _build_engine(self) -> None:
-        """Compiles learning and decoding."""
-        from seedx.llm_parts import make_scheduler
+        """Compiles learning, and decoding unless others do it."""
+        from seedx.llm_parts import make_remote_scheduler, make_scheduler
         from seedx.weights import Weights
 
         _say("compiling")
         _say(self.learner.compile().describe(self._setup.mesh.size, self._config.learner.zero))
         state = self.learner.state
         weights = Weights(state.updates, self._cast(state.params))
-        self.scheduler = make_scheduler(self._config, self._setup, weights, self._crew, _say)
+        if self._decode_hosts:
+            self._remote = make_remote_scheduler(
+                self._config, self._setup, weights, self._decode_hosts, self._publisher, self._crew, _say
+            )
+        self.scheduler = self._remote or make_scheduler(self._config, self._setup, weights, self._crew, _say)
 
     def _build_rollouts(self) -> None:
         from seedx.envs.text.group_queue import GroupQueue, example
@@ -321,6 +351,8 @@ class LlmSession:
             self._crew.stop.set()  # before what rollouts are still at is closed, which would be a failure to them
             if self._server is not None:
                 self._server.stop()
+            if self._remote is not None:
+                self._remote.close()
             self._pool.close()
             self.replay.close()
 

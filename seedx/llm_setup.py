@@ -162,7 +162,7 @@ def plan_engine(config: LlmConfig, setup: Setup, params: Tree) -> MemoryPlan:
     """
     given = parse_bytes(config.decode.memory_budget, "--decode.memory-budget")
     memory = memory_of(setup.mesh)
-    budget = memory // 4 if given is None else given
+    budget = memory // 4 // max(config.decode_hosts, 1) if given is None else given
     require(
         budget <= memory,
         f"--decode.memory-budget ({config.decode.memory_budget}) is more than the memory there is ({memory / 1e9:.1f} "

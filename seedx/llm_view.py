@@ -49,6 +49,8 @@ def waiting_stage(before: Figures, now: Figures) -> str | None:
             return None
     if gone_s := now.get("replay/gone_s"):
         return f"a Reverb server has been gone for {gone_s:.0f} s; {now['replay/give_up_in_s']:.0f} s left to come back"
+    if now.get("decode/hosts") == 0:
+        return "no decode host takes requests; see logs/decode-0.log in the run directory"
     if now.get("decode/waiting") or now.get("decode/occupancy"):
         return "the decode engine has prompts and makes no tokens"
     if busy_s := now.get("learner/busy_s"):

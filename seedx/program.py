@@ -36,6 +36,8 @@ ACTOR_ENV = {
     "PYTHONUNBUFFERED": "1",
 }
 
+DECODE_ENV = {"PYTHONUNBUFFERED": "1"}
+
 # The checkout's; an installed wheel has none.
 REVERB_SERVER = Path(__file__).parent.parent / "launch" / "reverb_server.py"
 OPEN_REVERB = (
@@ -52,7 +54,8 @@ class Role:
 
     Attributes:
         name: Unique in the run; its log is logs/<name>.log.
-        kind: "learner" (serves the policy and trains; the run ends with it), "actor", or "replay" (a Reverb server).
+        kind: "learner" (serves the policy, or the weights, and trains; the run ends with it), "actor", "decode" (a
+            decode host), or "replay" (a Reverb server).
         command: Argument vector.
         restart: Whether a launcher starts it again when it fails; an actor the n-th time with `--restart n` at the end.
         env: Environment variables beside the inherited ones.
@@ -60,7 +63,7 @@ class Role:
     """
 
     name: str
-    kind: Literal["learner", "actor", "replay"]
+    kind: Literal["learner", "actor", "decode", "replay"]
     command: tuple[str, ...]
     restart: bool
     env: Mapping[str, str] = field(default_factory=dict)
@@ -121,10 +124,12 @@ def make_program(
     if not hosts.alone:
         together = ("--coordinator", hosts.coordinator, "--num-hosts", str(hosts.count))
         together += ("--host-index", str(hosts.index))
+    decoders = _decode_hosts(config, run_dir, address, run)
+    found = tuple(word for role in decoders for word in ("--decode-host", str(role.serves)))
     learner = Role(
         name="learner",
         kind="learner",
-        command=(*run, "learner", "--run-dir", run_dir, "--listen", address, *replay, *together, *resume),
+        command=(*run, "learner", "--run-dir", run_dir, "--listen", address, *replay, *together, *found, *resume),
         restart=False,
         serves=address,
     )
@@ -149,7 +154,21 @@ def make_program(
         first, first_evaluation = hosts.index * training, hosts.count * training + hosts.index * config.eval_actors
         actors = [actor(first + i, evaluation=False) for i in range(started)]
         actors += [actor(first_evaluation + i, evaluation=True) for i in range(config.eval_actors)]
-    return Program(run_dir=run_dir, address=address, roles=(learner, *replays, *actors))
+    return Program(run_dir=run_dir, address=address, roles=(learner, *replays, *decoders, *actors))
+
+
+def _decode_hosts(config: AnyConfig, run_dir: str, address: str, run: tuple[str, ...]) -> list[Role]:
+    """What generates beside the learner, on sockets beside its own."""
+    if not isinstance(config, LlmConfig):
+        return []
+    directory = os.path.dirname(address.removeprefix("unix:")) if address.startswith("unix:") else run_dir
+
+    def role(index: int) -> Role:
+        listens = f"unix:{directory}/decode-{index}.sock"
+        where = ("--run-dir", run_dir, "--listen", listens, "--server", address, "--index", str(index))
+        return Role(f"decode-{index}", "decode", (*run, "decode", *where), restart=True, env=DECODE_ENV, serves=listens)
+
+    return [role(i) for i in range(config.decode_hosts)]
 
 
 def _reverb_server(config: AnyConfig, run_dir: str, python: str) -> Role:

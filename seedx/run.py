@@ -1,7 +1,8 @@
 """One role of a run in one process; the only place that puts the parts together.
 
     python -m seedx.run learner --run-dir DIR --listen unix:/path|host:port [--resume]
-        [--replay reverb://host:port] [--coordinator host:port --num-hosts N --host-index I]
+        [--replay reverb://host:port] [--coordinator host:port --num-hosts N --host-index I] [--decode-host ADDRESS]...
+    python -m seedx.run decode --run-dir DIR --listen unix:/path|host:port --server unix:/path|host:port [--index I]
     python -m seedx.run actor --run-dir DIR --server unix:/path|host:port --actor-id I [--evaluation] [--session U]
         [--restart N]
 
@@ -54,6 +55,8 @@ def main(argv: Sequence[str]) -> int:
         config = read_config(arguments.run_dir)
         if arguments.role == "actor":
             return _run_actor(arguments, env_config(config))
+        if arguments.role == "decode":
+            return _run_decode_host(arguments, config)
         return _run_learner(arguments, config)
     except ConfigError as error:
         print(f"{arguments.role}: {error}", file=sys.stderr)
@@ -77,13 +80,18 @@ def _parser() -> argparse.ArgumentParser:
     learner.add_argument("--coordinator", default="", help="host:port of host 0, if several hosts learn together")
     learner.add_argument("--num-hosts", type=int, default=1, help="how many these are")
     learner.add_argument("--host-index", type=int, default=0, help="which of them this is, from 0")
+    learner.add_argument("--decode-host", action="append", default=[], help="its address; may be repeated")
+    decode = roles.add_parser("decode", help="generates what a language model's learner asks for")
+    decode.add_argument("--listen", required=True, help="unix:/path or host:port")
+    decode.add_argument("--server", required=True, help="unix:/path or host:port of the learner")
+    decode.add_argument("--index", type=int, default=0, help="which of the run's decode hosts this is, from 0")
     actor = roles.add_parser("actor", help="steps environments")
     actor.add_argument("--server", required=True, help="unix:/path or host:port of the learner")
     actor.add_argument("--actor-id", type=int, required=True, help="unique in the run, from 0")
     actor.add_argument("--evaluation", action="store_true", help="act greedily and stay out of training")
     actor.add_argument("--session", type=int, default=0, help="update that the run was resumed at; changes the seeds")
     actor.add_argument("--restart", type=int, default=0, help="how often this actor was restarted; changes its seeds")
-    for role in (learner, actor):
+    for role in (learner, decode, actor):
         role.add_argument("--run-dir", required=True, help="directory with the run's config.json")
     return parser
 
@@ -100,8 +108,18 @@ def _run_learner(arguments: argparse.Namespace, config: AnyConfig) -> int:
     hosts = Hosts(arguments.coordinator, arguments.num_hosts, arguments.host_index)
     if isinstance(config, LlmConfig):
         require(hosts.alone, "an LLM run has one host; leave --num-hosts out.")
-        return run_llm_learner(config, Path(arguments.run_dir), arguments.resume)
+        return run_llm_learner(
+            config, Path(arguments.run_dir), arguments.resume, arguments.listen, arguments.decode_host
+        )
     return run_learner(config, Path(arguments.run_dir), arguments.listen, arguments.resume, hosts)
+
+
+def _run_decode_host(arguments: argparse.Namespace, config: AnyConfig) -> int:
+    from seedx.decode_role import run_decode_host
+
+    require(isinstance(config, LlmConfig), "only a language model's run has decode hosts.")
+    assert isinstance(config, LlmConfig)
+    return run_decode_host(config, arguments.listen, arguments.server, arguments.index)
 
 
 class _Display(io.FileIO):

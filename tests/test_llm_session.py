@@ -118,6 +118,8 @@ STILL = {"env_steps": 64, "updates": 2, "decode/tokens": 900}
         ({}, "rewards are being computed"),
         ({"learner/busy_s": 71.6}, "an update or a checkpoint has been under way for 72 s"),
         ({"learner/busy_s": 71.6, "decode/occupancy": 0.5}, "makes no tokens"),
+        ({"decode/hosts": 0}, "no decode host takes requests"),
+        ({"decode/hosts": 1}, "rewards are being computed"),
         ({"replay/gone_s": 4.0, "replay/give_up_in_s": 56.0}, "gone for 4 s; 56 s left"),
     ],
 )

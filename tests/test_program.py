@@ -14,6 +14,7 @@ from seedx import cli, program
 from seedx.checks import ConfigError
 from seedx.config import Config
 from seedx.config_file import read_config
+from seedx.llm_config import LlmConfig
 from seedx.program import make_program
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +41,37 @@ def test_one_learner_then_actors_then_evaluation_actors():
 def test_without_actor_processes_id_0_belongs_to_the_learners_process():
     made = make_program(Config(num_actors=0, eval_actors=1), "/runs/x", "unix:/s")
     assert [r.name for r in made.roles] == ["learner", "eval-actor-1"]
+
+
+def test_decode_hosts_listen_beside_the_learner_and_are_told_to_it():
+    made = make_program(LlmConfig(decode_hosts=2), "/runs/x", "unix:/d/learner.sock", python="py")
+    assert [(r.name, r.kind, r.restart, r.serves) for r in made.roles] == [
+        ("learner", "learner", False, "unix:/d/learner.sock"),
+        ("decode-0", "decode", True, "unix:/d/decode-0.sock"),
+        ("decode-1", "decode", True, "unix:/d/decode-1.sock"),
+    ]
+    assert [" ".join(r.command) for r in made.roles[:2]] == [
+        "py -m seedx.run learner --run-dir /runs/x --listen unix:/d/learner.sock "
+        "--decode-host unix:/d/decode-0.sock --decode-host unix:/d/decode-1.sock",
+        "py -m seedx.run decode --run-dir /runs/x --listen unix:/d/decode-0.sock --server unix:/d/learner.sock "
+        "--index 0",
+    ]
+    elsewhere = make_program(LlmConfig(decode_hosts=1), "/runs/x", "localhost:7", python="py").roles[1]
+    assert elsewhere.serves == "unix:/runs/x/decode-0.sock"
+    assert [r.name for r in make_program(LlmConfig(), "/runs/x", "unix:/s").roles] == ["learner"]
+    with pytest.raises(ConfigError, match="decode_hosts"):
+        LlmConfig(decode_hosts=-1)
+
+
+def test_the_printed_program_lists_decode_hosts():
+    flags = ("--agent", "grpo", "--decode-hosts", "1", "--format", "json")
+    done = subprocess.run(
+        [sys.executable, "-m", "seedx.program", *flags], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    roles = json.loads(done.stdout)["roles"]
+    assert [(role["name"], role["kind"]) for role in roles] == [("learner", "learner"), ("decode-0", "decode")]
+    assert roles[1]["serves"] in roles[0]["command"]
 
 
 @pytest.mark.parametrize(("num_actors", "eval_actors"), [(0, 0), (0, 2), (1, 0), (3, 2)])

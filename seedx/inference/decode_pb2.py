@@ -24,13 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cseedx/inference/decode.proto\x12\x08seedx.v1\"\xc0\x03\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x32\n\x06tokens\x18\x02 \x01(\x0b\x32 .seedx.v1.GenerateRequest.TokensH\x00\x12\x12\n\nmax_tokens\x18\x03 \x01(\x05\x12\x18\n\x0btemperature\x18\x04 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x05 \x01(\x05\x12\x12\n\x05top_p\x18\x06 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x03\x88\x01\x01\x12\x18\n\x0bnum_samples\x18\x08 \x01(\x05H\x04\x88\x01\x01\x12\x13\n\x0bstop_tokens\x18\t \x03(\x05\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x31\n\x07on_swap\x18\x0c \x01(\x0e\x32 .seedx.v1.GenerateRequest.OnSwap\x1a\x15\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"/\n\x06OnSwap\x12\x0c\n\x08\x43ONTINUE\x10\x00\x12\n\n\x06\x46INISH\x10\x01\x12\x0b\n\x07RESTART\x10\x02\x42\x08\n\x06promptB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x0e\n\x0c_num_samples\"\xa8\x02\n\rGenerateReply\x12\x0e\n\x06sample\x18\x01 \x01(\x05\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x14\n\x0craw_logprobs\x18\x04 \x03(\x02\x12\x10\n\x08versions\x18\x05 \x03(\x05\x12\x0c\n\x04text\x18\x06 \x01(\t\x12;\n\rfinish_reason\x18\x07 \x01(\x0e\x32$.seedx.v1.GenerateReply.FinishReason\x12\x11\n\trestarted\x18\x08 \x01(\x08\"_\n\x0c\x46inishReason\x12\x0b\n\x07RUNNING\x10\x00\x12\x08\n\x04STOP\x10\x01\x12\n\n\x06LENGTH\x10\x02\x12\r\n\tCANCELLED\x10\x03\x12\x0c\n\x08\x44\x45\x41\x44LINE\x10\x04\x12\x0f\n\x0bINTERRUPTED\x10\x05\"\xa2\x02\n\x10JetStreamRequest\x12\x15\n\rsession_cache\x18\x01 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x05\x12\x12\n\nmax_tokens\x18\x04 \x01(\x05\x12>\n\x0ctext_content\x18\x05 \x01(\x0b\x32&.seedx.v1.JetStreamRequest.TextContentH\x00\x12@\n\rtoken_content\x18\x06 \x01(\x0b\x32\'.seedx.v1.JetStreamRequest.TokenContentH\x00\x1a\x1b\n\x0bTextContent\x12\x0c\n\x04text\x18\x01 \x01(\t\x1a!\n\x0cTokenContent\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x42\t\n\x07\x63ontentJ\x04\x08\x02\x10\x03\"\xb5\x02\n\x0eJetStreamReply\x12\x42\n\x0finitial_content\x18\x02 \x01(\x0b\x32\'.seedx.v1.JetStreamReply.InitialContentH\x00\x12@\n\x0estream_content\x18\x03 \x01(\x0b\x32&.seedx.v1.JetStreamReply.StreamContentH\x00\x1a\x10\n\x0eInitialContent\x1az\n\rStreamContent\x12>\n\x07samples\x18\x01 \x03(\x0b\x32-.seedx.v1.JetStreamReply.StreamContent.Sample\x1a)\n\x06Sample\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x42\t\n\x07\x63ontentJ\x04\x08\x01\x10\x02\"\x14\n\x12HealthCheckRequest\"#\n\x10HealthCheckReply\x12\x0f\n\x07is_live\x18\x01 \x01(\x08\x32Q\n\rDecodeService\x12@\n\x08Generate\x12\x19.seedx.v1.GenerateRequest\x1a\x17.seedx.v1.GenerateReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cseedx/inference/decode.proto\x12\x08seedx.v1\"\xc0\x03\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x32\n\x06tokens\x18\x02 \x01(\x0b\x32 .seedx.v1.GenerateRequest.TokensH\x00\x12\x12\n\nmax_tokens\x18\x03 \x01(\x05\x12\x18\n\x0btemperature\x18\x04 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x05 \x01(\x05\x12\x12\n\x05top_p\x18\x06 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x03\x88\x01\x01\x12\x18\n\x0bnum_samples\x18\x08 \x01(\x05H\x04\x88\x01\x01\x12\x13\n\x0bstop_tokens\x18\t \x03(\x05\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x31\n\x07on_swap\x18\x0c \x01(\x0e\x32 .seedx.v1.GenerateRequest.OnSwap\x1a\x15\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"/\n\x06OnSwap\x12\x0c\n\x08\x43ONTINUE\x10\x00\x12\n\n\x06\x46INISH\x10\x01\x12\x0b\n\x07RESTART\x10\x02\x42\x08\n\x06promptB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x0e\n\x0c_num_samples\"\xa8\x02\n\rGenerateReply\x12\x0e\n\x06sample\x18\x01 \x01(\x05\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x14\n\x0craw_logprobs\x18\x04 \x03(\x02\x12\x10\n\x08versions\x18\x05 \x03(\x05\x12\x0c\n\x04text\x18\x06 \x01(\t\x12;\n\rfinish_reason\x18\x07 \x01(\x0e\x32$.seedx.v1.GenerateReply.FinishReason\x12\x11\n\trestarted\x18\x08 \x01(\x08\"_\n\x0c\x46inishReason\x12\x0b\n\x07RUNNING\x10\x00\x12\x08\n\x04STOP\x10\x01\x12\n\n\x06LENGTH\x10\x02\x12\r\n\tCANCELLED\x10\x03\x12\x0c\n\x08\x44\x45\x41\x44LINE\x10\x04\x12\x0f\n\x0bINTERRUPTED\x10\x05\"\x95\x01\n\x06Orders\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12&\n\x06orders\x18\x02 \x03(\x0b\x32\x16.seedx.v1.Orders.Order\x12\x11\n\tcancelled\x18\x03 \x03(\x04\x1a?\n\x05Order\x12\n\n\x02id\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.seedx.v1.GenerateRequest\"E\n\nOrderReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12+\n\ncompletion\x18\x02 \x01(\x0b\x32\x17.seedx.v1.GenerateReply\"\x10\n\x0e\x46iguresRequest\"t\n\x0c\x46iguresReply\x12\x34\n\x07\x66igures\x18\x01 \x03(\x0b\x32#.seedx.v1.FiguresReply.FiguresEntry\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xa2\x02\n\x10JetStreamRequest\x12\x15\n\rsession_cache\x18\x01 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x05\x12\x12\n\nmax_tokens\x18\x04 \x01(\x05\x12>\n\x0ctext_content\x18\x05 \x01(\x0b\x32&.seedx.v1.JetStreamRequest.TextContentH\x00\x12@\n\rtoken_content\x18\x06 \x01(\x0b\x32\'.seedx.v1.JetStreamRequest.TokenContentH\x00\x1a\x1b\n\x0bTextContent\x12\x0c\n\x04text\x18\x01 \x01(\t\x1a!\n\x0cTokenContent\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x42\t\n\x07\x63ontentJ\x04\x08\x02\x10\x03\"\xb5\x02\n\x0eJetStreamReply\x12\x42\n\x0finitial_content\x18\x02 \x01(\x0b\x32\'.seedx.v1.JetStreamReply.InitialContentH\x00\x12@\n\x0estream_content\x18\x03 \x01(\x0b\x32&.seedx.v1.JetStreamReply.StreamContentH\x00\x1a\x10\n\x0eInitialContent\x1az\n\rStreamContent\x12>\n\x07samples\x18\x01 \x03(\x0b\x32-.seedx.v1.JetStreamReply.StreamContent.Sample\x1a)\n\x06Sample\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x42\t\n\x07\x63ontentJ\x04\x08\x01\x10\x02\"\x14\n\x12HealthCheckRequest\"#\n\x10HealthCheckReply\x12\x0f\n\x07is_live\x18\x01 \x01(\x08\x32Q\n\rDecodeService\x12@\n\x08Generate\x12\x19.seedx.v1.GenerateRequest\x1a\x17.seedx.v1.GenerateReply0\x01\x32\x81\x01\n\nDecodeHost\x12\x36\n\x08Generate\x12\x10.seedx.v1.Orders\x1a\x14.seedx.v1.OrderReply(\x01\x30\x01\x12;\n\x07\x46igures\x12\x18.seedx.v1.FiguresRequest\x1a\x16.seedx.v1.FiguresReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'seedx.inference.decode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_FIGURESREPLY_FIGURESENTRY']._loaded_options = None
+  _globals['_FIGURESREPLY_FIGURESENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST']._serialized_start=43
   _globals['_GENERATEREQUEST']._serialized_end=491
   _globals['_GENERATEREQUEST_TOKENS']._serialized_start=360
@@ -41,24 +43,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREPLY']._serialized_end=790
   _globals['_GENERATEREPLY_FINISHREASON']._serialized_start=695
   _globals['_GENERATEREPLY_FINISHREASON']._serialized_end=790
-  _globals['_JETSTREAMREQUEST']._serialized_start=793
-  _globals['_JETSTREAMREQUEST']._serialized_end=1083
-  _globals['_JETSTREAMREQUEST_TEXTCONTENT']._serialized_start=1004
-  _globals['_JETSTREAMREQUEST_TEXTCONTENT']._serialized_end=1031
-  _globals['_JETSTREAMREQUEST_TOKENCONTENT']._serialized_start=1033
-  _globals['_JETSTREAMREQUEST_TOKENCONTENT']._serialized_end=1066
-  _globals['_JETSTREAMREPLY']._serialized_start=1086
-  _globals['_JETSTREAMREPLY']._serialized_end=1395
-  _globals['_JETSTREAMREPLY_INITIALCONTENT']._serialized_start=1238
-  _globals['_JETSTREAMREPLY_INITIALCONTENT']._serialized_end=1254
-  _globals['_JETSTREAMREPLY_STREAMCONTENT']._serialized_start=1256
-  _globals['_JETSTREAMREPLY_STREAMCONTENT']._serialized_end=1378
-  _globals['_JETSTREAMREPLY_STREAMCONTENT_SAMPLE']._serialized_start=1337
-  _globals['_JETSTREAMREPLY_STREAMCONTENT_SAMPLE']._serialized_end=1378
-  _globals['_HEALTHCHECKREQUEST']._serialized_start=1397
-  _globals['_HEALTHCHECKREQUEST']._serialized_end=1417
-  _globals['_HEALTHCHECKREPLY']._serialized_start=1419
-  _globals['_HEALTHCHECKREPLY']._serialized_end=1454
-  _globals['_DECODESERVICE']._serialized_start=1456
-  _globals['_DECODESERVICE']._serialized_end=1537
+  _globals['_ORDERS']._serialized_start=793
+  _globals['_ORDERS']._serialized_end=942
+  _globals['_ORDERS_ORDER']._serialized_start=879
+  _globals['_ORDERS_ORDER']._serialized_end=942
+  _globals['_ORDERREPLY']._serialized_start=944
+  _globals['_ORDERREPLY']._serialized_end=1013
+  _globals['_FIGURESREQUEST']._serialized_start=1015
+  _globals['_FIGURESREQUEST']._serialized_end=1031
+  _globals['_FIGURESREPLY']._serialized_start=1033
+  _globals['_FIGURESREPLY']._serialized_end=1149
+  _globals['_FIGURESREPLY_FIGURESENTRY']._serialized_start=1103
+  _globals['_FIGURESREPLY_FIGURESENTRY']._serialized_end=1149
+  _globals['_JETSTREAMREQUEST']._serialized_start=1152
+  _globals['_JETSTREAMREQUEST']._serialized_end=1442
+  _globals['_JETSTREAMREQUEST_TEXTCONTENT']._serialized_start=1363
+  _globals['_JETSTREAMREQUEST_TEXTCONTENT']._serialized_end=1390
+  _globals['_JETSTREAMREQUEST_TOKENCONTENT']._serialized_start=1392
+  _globals['_JETSTREAMREQUEST_TOKENCONTENT']._serialized_end=1425
+  _globals['_JETSTREAMREPLY']._serialized_start=1445
+  _globals['_JETSTREAMREPLY']._serialized_end=1754
+  _globals['_JETSTREAMREPLY_INITIALCONTENT']._serialized_start=1597
+  _globals['_JETSTREAMREPLY_INITIALCONTENT']._serialized_end=1613
+  _globals['_JETSTREAMREPLY_STREAMCONTENT']._serialized_start=1615
+  _globals['_JETSTREAMREPLY_STREAMCONTENT']._serialized_end=1737
+  _globals['_JETSTREAMREPLY_STREAMCONTENT_SAMPLE']._serialized_start=1696
+  _globals['_JETSTREAMREPLY_STREAMCONTENT_SAMPLE']._serialized_end=1737
+  _globals['_HEALTHCHECKREQUEST']._serialized_start=1756
+  _globals['_HEALTHCHECKREQUEST']._serialized_end=1776
+  _globals['_HEALTHCHECKREPLY']._serialized_start=1778
+  _globals['_HEALTHCHECKREPLY']._serialized_end=1813
+  _globals['_DECODESERVICE']._serialized_start=1815
+  _globals['_DECODESERVICE']._serialized_end=1896
+  _globals['_DECODEHOST']._serialized_start=1899
+  _globals['_DECODEHOST']._serialized_end=2028
 # @@protoc_insertion_point(module_scope)

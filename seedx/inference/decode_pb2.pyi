@@ -82,6 +82,48 @@ class GenerateReply(_message.Message):
     restarted: bool
     def __init__(self, sample: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., raw_logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[GenerateReply.FinishReason, str]] = ..., restarted: bool = ...) -> None: ...
 
+class Orders(_message.Message):
+    __slots__ = ("version", "orders", "cancelled")
+    class Order(_message.Message):
+        __slots__ = ("id", "request")
+        ID_FIELD_NUMBER: _ClassVar[int]
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        id: int
+        request: GenerateRequest
+        def __init__(self, id: _Optional[int] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    orders: _containers.RepeatedCompositeFieldContainer[Orders.Order]
+    cancelled: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[Orders.Order, _Mapping]]] = ..., cancelled: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class OrderReply(_message.Message):
+    __slots__ = ("id", "completion")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    completion: GenerateReply
+    def __init__(self, id: _Optional[int] = ..., completion: _Optional[_Union[GenerateReply, _Mapping]] = ...) -> None: ...
+
+class FiguresRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FiguresReply(_message.Message):
+    __slots__ = ("figures",)
+    class FiguresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    figures: _containers.ScalarMap[str, float]
+    def __init__(self, figures: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
 class JetStreamRequest(_message.Message):
     __slots__ = ("session_cache", "priority", "max_tokens", "text_content", "token_content")
     class TextContent(_message.Message):

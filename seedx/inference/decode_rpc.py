@@ -12,7 +12,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import numpy as np
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from seedx import security
 from seedx.inference import decode_pb2 as pb
@@ -74,24 +74,13 @@ class DecodeMethods:
             request = await self._generate_request(_parse(pb.GenerateRequest, message), context)
         async with self._service.open("grpc", [request]) as stream:
             async for index, part in stream.parts():
-                await context.write(_reply(index, part).SerializeToString())
+                await context.write(reply_of(index, part).SerializeToString())
         await _end(context, stream.outcome)
 
     async def _generate_request(self, given: pb.GenerateRequest, context: Context) -> Request:
-        return Request(
-            prompt=await self._prompt(given.WhichOneof("prompt"), given.text, given.tokens.ids, "text or tokens"),
-            max_tokens=given.max_tokens,
-            temperature=given.temperature if given.HasField("temperature") else 1.0,
-            top_k=given.top_k,
-            top_p=given.top_p if given.HasField("top_p") else 1.0,
-            seed=given.seed if given.HasField("seed") else None,
-            stop_tokens=(*self._service.tokenizer.eos_ids, *given.stop_tokens),
-            stop=tuple(given.stop),
-            num_samples=given.num_samples if given.HasField("num_samples") else 1,
-            priority=given.priority,
-            deadline_s=_deadline(context.time_remaining()),
-            on_swap=_on_swap(given.on_swap),
-        )
+        prompt = await self._prompt(given.WhichOneof("prompt"), given.text, given.tokens.ids, "text or tokens")
+        stop_tokens = (*self._service.tokenizer.eos_ids, *given.stop_tokens)
+        return request_of(given, prompt, stop_tokens, _deadline(context.time_remaining()))
 
     async def _decode(self, message: bytes, context: Context) -> None:
         """As JetStream does: greedily, and without the stop token."""
@@ -132,6 +121,36 @@ def _parse(kind: Any, message: bytes) -> Any:
         raise ValueError(f"the message is no {kind.DESCRIPTOR.name}.") from None
 
 
+def request_of(
+    given: pb.GenerateRequest, prompt: tuple[int, ...], stop_tokens: tuple[int, ...], deadline_s: float | None
+) -> Request:
+    """The request of a message.
+
+    Args:
+        given: The message.
+        prompt: Its prompt.
+        stop_tokens: Its own, and what others there are.
+        deadline_s: Of its call.
+
+    Raises:
+        ValueError: `on_swap` is none.
+    """
+    return Request(
+        prompt=prompt,
+        max_tokens=given.max_tokens,
+        temperature=given.temperature if given.HasField("temperature") else 1.0,
+        top_k=given.top_k,
+        top_p=given.top_p if given.HasField("top_p") else 1.0,
+        seed=given.seed if given.HasField("seed") else None,
+        stop_tokens=stop_tokens,
+        stop=tuple(given.stop),
+        num_samples=given.num_samples if given.HasField("num_samples") else 1,
+        priority=given.priority,
+        deadline_s=deadline_s,
+        on_swap=_on_swap(given.on_swap),
+    )
+
+
 def _on_swap(value: int) -> OnSwap:
     policies = pb.GenerateRequest.OnSwap
     if value not in policies.values():
@@ -144,7 +163,8 @@ def _deadline(left_s: float | None) -> float | None:
     return None if left_s is None else max(left_s, 1e-3)
 
 
-def _reply(index: int, part: Delta) -> Message:
+def reply_of(index: int, part: Delta) -> pb.GenerateReply:
+    """The message of what came of a sample."""
     return pb.GenerateReply(
         sample=index,
         tokens=part.tokens.tolist(),

@@ -78,7 +78,7 @@ class DecodeStream:
                 raise self._failure
             pending, self._pending = self._pending, {}
             for choice, deltas in pending.items():
-                part = _joined(deltas)
+                part = joined(deltas)
                 self.tokens += len(part.tokens)
                 if self.first_token_s is None and len(part.tokens):
                     self.first_token_s = time.monotonic() - self.started
@@ -102,7 +102,7 @@ def _outcome_of(error: BaseException) -> str:
     return "failed"
 
 
-def _joined(deltas: list[Delta]) -> Delta:
+def joined(deltas: list[Delta]) -> Delta:
     """One delta for several that follow each other."""
     if len(deltas) == 1:
         return deltas[0]

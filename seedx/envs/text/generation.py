@@ -24,8 +24,8 @@ from seedx.envs.text.job import Job
 from seedx.envs.text.rewards import Reply, RewardPool
 from seedx.envs.text.task import MultiTurnTask, Prompt, Scores, Task
 from seedx.envs.text.track import Track
+from seedx.inference.decoder import Decoder
 from seedx.inference.requests import Handle, QueueFullError, Request
-from seedx.inference.scheduler import Scheduler
 from seedx.learner.advantages import overlong_penalty
 from seedx.metrics import Metrics
 from seedx.threads import Crew
@@ -86,7 +86,7 @@ class Generation:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Decoder,
         task: Task,
         tokenizer: Tokenizer,
         pool: RewardPool,
@@ -128,7 +128,7 @@ class Generation:
             shaped: Whether long completions are punished, as the settings say.
 
         Raises:
-            What `Scheduler.submit` raises, but for QueueFullError: then the group waits for room.
+            What `Decoder.submit` raises, but for QueueFullError: then the group waits for room.
         """
         settings, redundant = self._settings, 0 if group_size else self._settings.redundant
         job = Job(position, prompt, tokens, group_size or settings.group_size, redundant, seed, shaped, Future())

@@ -11,7 +11,7 @@ import numpy as np
 from seedx.envs.text.generation import Generation, seed_of
 from seedx.envs.text.group import Group
 from seedx.envs.text.task import Prompt
-from seedx.inference.scheduler import Scheduler
+from seedx.inference.decoder import Decoder
 
 AT_A_TIME = 256  # completions
 _POLL_S = 0.5
@@ -92,7 +92,7 @@ def summary_of(before: np.ndarray, after: np.ndarray) -> dict[str, float | list[
 
 def held_out(
     generation: Generation,
-    scheduler: Scheduler,
+    scheduler: Decoder,
     prompts: Sequence[Prompt],
     encode: Callable[[Prompt], tuple[int, ...] | None],
     *,

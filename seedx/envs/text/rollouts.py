@@ -29,7 +29,7 @@ from seedx.envs.text.group_queue import GroupQueue
 from seedx.envs.text.prompts import PromptSource
 from seedx.envs.text.task import Prompt
 from seedx.grpo_config import GrpoConfig
-from seedx.inference.scheduler import Scheduler
+from seedx.inference.decoder import Decoder
 from seedx.learner.advantages import spread
 from seedx.learner.text_batch import used
 from seedx.metrics import Metrics
@@ -78,7 +78,7 @@ class Rollouts:
     def __init__(
         self,
         generation: Generation,
-        scheduler: Scheduler,
+        scheduler: Decoder,
         source: PromptSource,
         encode: Callable[[Prompt], tuple[int, ...] | None],
         *,
