@@ -1,11 +1,12 @@
-"""Figures of scaling: `python benchmarks/scaling.py publish` or `delta`, each in its scaling_NAME.py."""
+"""Figures of scaling: `python benchmarks/scaling.py collectives`, `delta` or `publish`, each in its scaling_NAME.py."""
 
 import sys
 
+import scaling_collectives
 import scaling_delta
 import scaling_publish
 
-COMMANDS = {"delta": scaling_delta.main, "publish": scaling_publish.main}
+COMMANDS = {"collectives": scaling_collectives.main, "delta": scaling_delta.main, "publish": scaling_publish.main}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from seedx.agents.grpo import grpo_loss
 from seedx.checks import ConfigError
 from seedx.device_config import MeshConfig
 from seedx.grpo_config import GrpoConfig, TextLearnerConfig
-from seedx.learner.text_learner import _DTYPES, TextLearner, shapes_of
+from seedx.learner.text_learner import TextLearner, batch_shapes, shapes_of
 from seedx.learner.token_logprobs import Model
 from seedx.learner.trainable import Trainable
 from seedx.llm_config import LlmConfig
@@ -163,7 +163,8 @@ def test_memory_is_told_as_it_is_taken(directory, zero):
     assert needs.weights == live_bytes(state.params)
     assert needs.optimizer == live_bytes(state.opt_state)
     gradient, step = (program.memory_analysis() for program in (learner._programs.gradient, learner._programs.step))
-    batch = sum(np.dtype(dtype).itemsize for dtype in _DTYPES) * learner._shapes.row_tokens * learner._shapes.rows // 8
+    _, row_tokens, rows = learner._shapes
+    batch = sum(leaf.size * leaf.dtype.itemsize for leaf in batch_shapes(rows // 8, row_tokens))
     assert gradient.argument_size_in_bytes == pytest.approx(needs.weights + needs.frozen + batch, rel=0.02)
     assert gradient.output_size_in_bytes == pytest.approx(needs.gradients / 2, rel=0.02)
     kept = needs.weights + needs.optimizer + needs.gradients / 2

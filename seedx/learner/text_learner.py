@@ -180,7 +180,7 @@ class TextLearner:
             state: Of a run; shapes with shardings are enough.
         """
         _, row_tokens, rows = self._shapes
-        batch = TokenBatch(*[jax.ShapeDtypeStruct((rows, row_tokens), dtype) for dtype in _DTYPES])
+        batch = batch_shapes(rows, row_tokens)
         programs: Any = self._programs
         gradient = programs.gradient.lower(state.trained, state.frozen, batch)
         sums, rate = gradient.out_info, jax.ShapeDtypeStruct((), np.float32)
@@ -284,7 +284,10 @@ class TextLearner:
         )
 
 
-_DTYPES = (*[np.int32] * 5, bool, bool, *[np.float32] * 6)
+def batch_shapes(rows: int, row_tokens: int) -> TokenBatch:
+    """Shapes and dtypes of a part of a batch."""
+    dtypes = (*[np.int32] * 5, bool, bool, *[np.float32] * 6)
+    return TokenBatch(*[jax.ShapeDtypeStruct((rows, row_tokens), dtype) for dtype in dtypes])
 
 
 def _before(model: Model, settings: GrpoConfig, params: Tree, head: Tree, batch: TokenBatch) -> dict[str, jax.Array]:
