@@ -1,12 +1,18 @@
-"""Figures of scaling: `python benchmarks/scaling.py collectives`, `delta` or `publish`, each in its scaling_NAME.py."""
+"""Figures of scaling: `python benchmarks/scaling.py NAME`, each in its scaling_NAME.py."""
 
 import sys
 
 import scaling_collectives
 import scaling_delta
+import scaling_model
 import scaling_publish
 
-COMMANDS = {"collectives": scaling_collectives.main, "delta": scaling_delta.main, "publish": scaling_publish.main}
+COMMANDS = {
+    "collectives": scaling_collectives.main,
+    "delta": scaling_delta.main,
+    "model": scaling_model.main,
+    "publish": scaling_publish.main,
+}
 
 
 if __name__ == "__main__":
