@@ -1,21 +1,23 @@
-"""Figures of scaling: `python benchmarks/scaling.py NAME`, each in its scaling_NAME.py."""
+"""Figures of scaling: `python benchmarks/scaling.py NAME`, each in its scaling_NAME.py; see each one's --help.
 
+collectives  what devices send each other in an update, of a ring's bytes
+compile      all programs compiled for TPU slices that are not there, and their memory
+delta        bytes that deltas of a GRPO run's versions save
+model        the cost model: predicted and measured runs, projections
+publish      1 GB of weights to another process
+"""
+
+import importlib
 import sys
 
-import scaling_collectives
-import scaling_delta
-import scaling_model
-import scaling_publish
-
-COMMANDS = {
-    "collectives": scaling_collectives.main,
-    "delta": scaling_delta.main,
-    "model": scaling_model.main,
-    "publish": scaling_publish.main,
-}
+COMMANDS = ("collectives", "compile", "delta", "model", "publish")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
-        sys.exit(f"give one of {', '.join(COMMANDS)}; see each one's --help.")
-    COMMANDS[sys.argv[1]](sys.argv[2:])
+    if sys.argv[1:2] in (["--help"], ["-h"]):
+        print(__doc__)
+    elif sys.argv[1:] and sys.argv[1] in COMMANDS:
+        # Not before it is known which: each sets up jax's devices in its own way.
+        sys.exit(importlib.import_module(f"scaling_{sys.argv[1]}").main(sys.argv[2:]))
+    else:
+        sys.exit(f"give one of {', '.join(COMMANDS)}; see --help.")
