@@ -22,6 +22,7 @@ from seedx.checkpoint import load_params
 from seedx.config import Config
 from seedx.config_file import read_config
 from seedx.envs.make import make_env
+from seedx.hosts import Hosts
 from seedx.inference.client import Connection
 from seedx.inference.frontend import FrontEnd
 from seedx.inference.streams import Streams
@@ -262,7 +263,7 @@ def test_a_learner_thread_that_hangs_does_not_keep_the_process(tmp_path, monkeyp
     crew, config = Crew(), Config()
     front_end = FrontEnd(f"unix:{tmp_path}/learner.sock", config.inference, Streams(1, 1), crew.fail)
     front_end.start()
-    session = Session(config, tmp_path, False, crew, front_end, [])
+    session = Session(config, tmp_path, False, crew, front_end, [], Hosts())
     session.learning, session.saving_since = True, time.monotonic()
     (tmp_path / "checkpoints").mkdir()
     before = rundir.progress(tmp_path)

@@ -47,6 +47,8 @@ class Clocked(Scheduler):
         dawdles: Ticks until a request that is cancelled ends.
     """
 
+    num_slots = 1 << 30
+
     def __init__(self, loses=0.0):
         self._changed, self.now, self.asked, self.room = threading.Condition(), 0.0, [], math.inf
         self.dawdles, self._leaving = 0.0, {}
