@@ -176,6 +176,11 @@ def prepare_run_dir(config: AnyConfig) -> AnyConfig:
     wanted = config.run_dir or default_run_dir(config)
     try:
         if config.resume:
+            if not _holds_run(wanted) and _has_checkpoints(Path(wanted)):
+                raise ConfigError(
+                    f"run directory {wanted!r} holds checkpoints but no config.json, which says what they are of; "
+                    "bring it back, or start afresh with another --run-dir."
+                )
             if not _holds_run(wanted):  # Whoever restarts what was preempted uses one line, the first time too.
                 print(f"--resume found no run in {wanted!r}; it begins one there.", file=sys.stderr)
         elif _has_checkpoints(Path(wanted)):

@@ -78,7 +78,7 @@ class Hosts:
             What watches the other hosts; to be ended before `leave`.
 
         Raises:
-            HostLostError: a host did not come in time, or has other settings; all hosts that came name it.
+            HostLostError: a host did not come in time; all hosts that came name it.
             ConfigError: the coordinator's port is taken, or the hosts are in another order than a slice's workers.
         """
         if self.alone:

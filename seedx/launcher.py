@@ -55,10 +55,11 @@ def launch(
         check_listen_address(address, config.inference)
         host, _, port = address.rpartition(":")
         server = f"localhost:{port}" if host in ("0.0.0.0", "[::]") else None
-    config_file = Path(config.run_dir or "") / "config.json"
-    former = config_file.read_text() if config.resume and config_file.is_file() else None
+    former_file = Path(config.run_dir or "") / "config.json"
+    former = former_file.read_text() if config.resume and former_file.is_file() else None
     config = cli.prepare_run_dir(config)
     assert config.run_dir is not None
+    config_file = Path(config.run_dir) / "config.json"
     before = rundir.newest_update(config.run_dir)
     with _socket_directory() as directory:
         where = address or f"unix:{directory}/learner.sock"
@@ -66,7 +67,10 @@ def launch(
         if config.replay == "reverb":
             print(f"{name}: {OPEN_REVERB}", file=sys.stderr)
         code = supervisor.supervise(program)
-    if former is not None and hosts.index == 0 and rundir.newest_update(config.run_dir) == before:
+    checkpoints = Path(config.run_dir) / "checkpoints"
+    if former is None and code == supervisor.USER_ERROR and not rundir.finished_checkpoints(checkpoints):
+        config_file.unlink(missing_ok=True)  # Nothing began with it, so that it is not what a `--resume` goes by.
+    if former is not None and hosts.alone and rundir.newest_update(config.run_dir) == before:
         rundir.write_config(config.run_dir, former)  # Nothing was learned with the new one, which may not even fit.
         goal = "stop_at_reward" if isinstance(config, LlmConfig) else "stop_at_return"
         lasts = {name: getattr(config, name) for name in ("steps", "seconds", goal)}  # refuses nothing

@@ -15,7 +15,7 @@ _RETRY_S = 0.2
 _GREETING_S = 5.0
 _SAY_S = 10.0  # for host 0's answer to come after its deadline
 _MAX_LINE = 1000
-_GO, _NO = "go", "no: "
+_GO, _NO, _OTHER = "go", "no: ", "other settings: "
 
 Connections: TypeAlias = Mapping[int, socket.socket]
 
@@ -39,14 +39,14 @@ def call_roll(address: str, count: int, settings: str, deadline: float, stop: Ca
         A connection to each of the others, by its index.
 
     Raises:
-        HostLostError: one did not come in time, or has other settings; all hosts that came name it.
-        ConfigError: the port is taken.
+        HostLostError: one did not come in time; all hosts that came name it.
+        ConfigError: the port is taken, or a host has other settings.
     """
     came: dict[int, socket.socket] = {}
     others = set(range(1, count))
-    wrong = ""
+    wrong = other = ""
     with contextlib.ExitStack() as connections, _listen(address) as server:
-        while others - came.keys() and not wrong and not stop() and time.monotonic() < deadline:
+        while others - came.keys() and not other and not stop() and time.monotonic() < deadline:
             with contextlib.suppress(OSError), contextlib.ExitStack() as guest:  # nobody is there, or a stranger
                 connection = guest.enter_context(server.accept()[0])
                 index, _, theirs = _line(connection, _GREETING_S).partition(" ")
@@ -55,13 +55,16 @@ def call_roll(address: str, count: int, settings: str, deadline: float, stop: Ca
                 came[int(index)] = connection
                 connections.push(guest.pop_all())
                 if theirs != settings:
-                    wrong = f"host {index} has other settings than host 0; start all with the same flags."
+                    other = f"host {index} has other settings than host 0; start all with the same flags."
         if missing := sorted(others - came.keys()):
             names = ", ".join(map(str, missing))
-            wrong = wrong or f"{_plural(missing)} {names} of {count} did not come to {address} in time."
+            wrong = f"{_plural(missing)} {names} of {count} did not come to {address} in time."
+        answer = f"{_OTHER}{other}" if other else f"{_NO}{wrong}" if wrong else _GO
         for connection in came.values():
             with contextlib.suppress(OSError):  # Who is gone by now will be missed.
-                connection.sendall(f"{_NO + wrong if wrong else _GO}\n".encode())
+                connection.sendall(f"{answer}\n".encode())
+        if other:
+            raise ConfigError(other)
         if wrong:
             raise HostLostError(wrong)
         connections.pop_all()
@@ -82,7 +85,8 @@ def answer_roll(address: str, index: int, settings: str, deadline: float, stop: 
         The connection to host 0, by its index.
 
     Raises:
-        HostLostError: host 0 is not there, or misses a host, or has other settings.
+        HostLostError: host 0 is not there, or misses a host.
+        ConfigError: a host has other settings.
     """
     host, _, port = address.rpartition(":")
     problem = "no answer"
@@ -97,6 +101,8 @@ def answer_roll(address: str, index: int, settings: str, deadline: float, stop: 
                 if answer == _GO:
                     connected.pop_all()
                     return {0: connection}
+            if answer.startswith(_OTHER):
+                raise ConfigError(answer.removeprefix(_OTHER))
             if answer.startswith(_NO):
                 raise HostLostError(answer.removeprefix(_NO))
         except OSError as error:

@@ -32,7 +32,7 @@ class Session:
 
     Attributes:
         learning: Whether there was an update in this session, so that there is something to save.
-        saving_since: When the last checkpoint was begun, on the monotonic clock; -inf while none is being written.
+        saving_since: When the last checkpoint or update of all hosts was begun, on the monotonic clock; else -inf.
     """
 
     def __init__(
@@ -208,7 +208,9 @@ class Session:
                 if self.joint is None:
                     priorities = self.learner.step(batch)
                 else:
+                    self.saving_since = time.monotonic()  # It waits for the slowest host, and is not cut short either.
                     priorities, reason, (mean, count) = self.joint.update(batch, reason, mean, count)
+                    self.saving_since = -math.inf
                 if priorities is not None:
                     self.replay.update_priorities(batch.keys, priorities)
                 self.learning = self.learner.state.updates > self._first_update

@@ -230,6 +230,13 @@ def test_resume_of_a_run_that_is_not_there_begins_it_and_says_so(tmp_path, capsy
     assert capsys.readouterr().err == ""
 
 
+def test_resume_of_checkpoints_without_their_config_is_refused(tmp_path):
+    started(tmp_path, checkpoint=True)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ConfigError, match="no config.json"):
+        cli.prepare_run_dir(cli.parse(["--resume", "--run-dir", str(tmp_path)]))
+
+
 def test_resume_of_a_moved_run_stays_where_it_is_now(tmp_path):
     started(tmp_path / "old", checkpoint=True)
     (tmp_path / "old").rename(tmp_path / "new")
@@ -323,6 +330,19 @@ def test_a_resume_that_learned_nothing_puts_the_config_back_and_a_refused_one_sa
     )
     assert capsys.readouterr().err == (f"local.py: this run was {said}" if (code, saves) == (2, False) else "")
     assert ((tmp_path / "config.json").read_text() == former) == (kept == "former")
+
+
+@pytest.mark.parametrize(("code", "saves", "left"), [(2, False, False), (2, True, True), (1, False, True)])
+def test_the_config_of_a_start_that_was_refused_is_not_what_a_resume_goes_by(tmp_path, monkeypatch, code, saves, left):
+    def supervise(program):
+        if saves:
+            (tmp_path / "checkpoints" / "0").mkdir(parents=True)
+        return code
+
+    monkeypatch.setattr("seedx.supervisor.supervise", supervise)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert load_local().main(["--resume", "--run-dir", str(tmp_path), "--learner.devices", "3"]) == code
+    assert (tmp_path / "config.json").is_file() == left
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])

@@ -27,7 +27,7 @@ def roll(address, count, index, settings="same", timeout_s=20.0):
             for connection in connections.values():
                 connection.close()
         except Exception as error:
-            results.append(str(error))
+            results.append(f"{error} ({type(error).__name__})" if isinstance(error, ConfigError) else str(error))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -76,7 +76,9 @@ def test_hosts_with_other_settings_are_refused():
     address = f"localhost:{free_port()}"
     waits = [roll(address, 2, 0, "mine"), roll(address, 2, 1, "yours")]
     for wait in waits:
-        assert "host 1 has other settings than host 0" in wait()
+        said = wait()
+        assert "host 1 has other settings than host 0" in said
+        assert "ConfigError" in said  # which no restart mends
 
 
 def test_a_coordinator_whose_port_is_taken_is_refused():
