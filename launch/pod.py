@@ -20,6 +20,10 @@ from collections.abc import Mapping, Sequence
 # As `python -m` does, so that `--env my_env:make` finds the user's module; the roles are run with -m in this directory.
 sys.path.insert(0, os.getcwd())
 
+_OPEN = (
+    "the hosts reach each other, at host 0's port and at others, without credentials or encryption; let nobody else "
+    "reach them (docs/operations.md)."
+)
 _PORT = 8476  # of host 0, for jax's coordinator, as on Cloud TPUs
 _INDEX_VARIABLES = ("SLURM_PROCID", "TPU_WORKER_ID", "JOB_COMPLETION_INDEX")  # the last is Kubernetes's
 
@@ -30,6 +34,7 @@ def main(argv: list[str]) -> int:
     from seedx.checks import ConfigError
     from seedx.hosts import Hosts
     from seedx.llm_config import LlmConfig
+    from seedx.roll_call import is_loopback
 
     own = launcher.own_flags()
     own.add_argument("--hosts", default=os.environ.get("TPU_WORKER_HOSTNAMES", ""))
@@ -53,6 +58,8 @@ def main(argv: list[str]) -> int:
         if isinstance(config, LlmConfig):
             raise ConfigError("an LLM run has one host; use launch/local.py.")
         print(f"pod.py: this is {hosts}, {names[index]}; host 0 is at {hosts.coordinator}", file=sys.stderr)
+        if not is_loopback(host):
+            print(f"pod.py: {_OPEN}", file=sys.stderr)
         return launcher.launch(config, "pod.py", hosts, flags.address, flags.start_actors)
     except ConfigError as error:
         return launcher.report("pod.py", error)

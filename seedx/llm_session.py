@@ -142,7 +142,8 @@ class LlmSession:
         from seedx.weights import Weights
 
         _say("compiling")
-        _say(self.learner.compile().describe(self._setup.mesh.size, self._config.learner.zero))
+        zero = self._config.learner.zero if self._config.mesh.fsdp > 1 else None
+        _say(self.learner.compile().describe(self._setup.mesh.size, zero))
         state = self.learner.state
         weights = Weights(state.updates, self._cast(state.params))
         if self._decode_hosts:

@@ -233,7 +233,7 @@ def test_resume_of_a_run_that_is_not_there_begins_it_and_says_so(tmp_path, capsy
 def test_resume_of_checkpoints_without_their_config_is_refused(tmp_path):
     started(tmp_path, checkpoint=True)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(ConfigError, match="no config.json"):
+    with pytest.raises(ConfigError, match=r"no config\.json"):
         cli.prepare_run_dir(cli.parse(["--resume", "--run-dir", str(tmp_path)]))
 
 

@@ -70,10 +70,16 @@ class MemoryNeeds(NamedTuple):
     gradients: int
     temporary: int  # intermediate results of a program
 
-    def describe(self, devices: int, zero: int) -> str:
-        """For people."""
+    def describe(self, devices: int, zero: int | None) -> str:
+        """For people.
+
+        Args:
+            devices: That learn.
+            zero: The preset; None: nothing is split.
+        """
         parts = ", ".join(f"{name} {num_bytes / 1e6:,.1f} MB" for name, num_bytes in self._asdict().items())
-        where = f" on each of {devices} devices with ZeRO-{zero}" if devices > 1 else ""
+        where = f" on each of {devices} devices" if devices > 1 else ""
+        where += "" if zero is None else f" with ZeRO-{zero}"
         return f"learning: {sum(self) / 1e6:,.1f} MB{where} ({parts})"
 
 
