@@ -127,10 +127,15 @@ def _listen(address: str) -> socket.socket:
 
 
 def _line(connection: socket.socket, timeout_s: float) -> str:
-    """The line that the other side sends; "" if it goes before."""
-    connection.settimeout(timeout_s)
-    with connection.makefile("rb") as file:
-        return file.readline(_MAX_LINE).decode(errors="replace").strip()
+    """The line that the other side sends within this time; "" if it goes before, or sends none."""
+    deadline, line = time.monotonic() + timeout_s, b""
+    while b"\n" not in line and len(line) < _MAX_LINE:
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        said = connection.recv(_MAX_LINE - len(line))
+        if not said:
+            return ""
+        line += said
+    return line.partition(b"\n")[0].decode(errors="replace").strip()
 
 
 def _plural(items: list[int]) -> str:

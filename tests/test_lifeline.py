@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import socket
+import threading
 
 import pytest
 
@@ -55,19 +56,25 @@ def test_so_is_host_0(three):
     assert three.lost[2].empty()
 
 
-def test_a_silent_host_is_named(three, monkeypatch):
-    monkeypatch.setattr(lifeline, "SILENT_S", 3.0)
+@pytest.fixture
+def short_silence(monkeypatch):
+    """In which a host that is alive beats sixty times."""
+    monkeypatch.setattr(lifeline, "SILENT_S", 6.0)
+    monkeypatch.setattr(lifeline, "_BEAT_S", 0.1)
+
+
+def test_a_silent_host_is_named(three, short_silence):
     three.start(0), three.start(1)  # and 2 says nothing
-    assert three.heard(0).startswith("host 2 of 3 is lost: it has been silent for 3 s.")
+    assert three.heard(0).startswith("host 2 of 3 is lost: it has been silent for 6 s.")
     assert three.heard(1).startswith("host 2 of 3 is lost: so says host 0.")
     assert three.lost[0].empty()
 
 
-def test_a_host_that_is_done_may_be_silent_and_go(three, monkeypatch):
-    monkeypatch.setattr(lifeline, "SILENT_S", 3.0)
+def test_a_host_that_is_done_may_be_silent_and_go(three, short_silence):
     for index in range(3):
         three.start(index)
     three.lines[1].end()
+    threading.Event().wait(7.0)  # longer than the others may be silent
     three.connections[1][0].close()
     three.connections[2][0].shutdown(socket.SHUT_RDWR)  # who is lost later is the only one
     assert three.heard(0).startswith("host 2 of 3 is lost")
