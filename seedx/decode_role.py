@@ -99,6 +99,7 @@ class Follower:
 
         Raises:
             WeightsLostError: the learner has been away for too long.
+            CorruptedError: nothing whole has come for so long.
             ConfigError: it has another model.
         """
         heard_at = time.monotonic()
@@ -106,12 +107,11 @@ class Follower:
             try:
                 found = self._reader.receive(self._version, _RECEIVE_S)
                 heard_at = time.monotonic()
-            except CorruptedError as error:
-                _say(f"{error}; it is read again")
-                continue
-            except WeightsLostError:
+            except (CorruptedError, WeightsLostError) as error:
                 if time.monotonic() - heard_at > _GIVE_UP_S:
                     raise
+                if isinstance(error, CorruptedError):
+                    _say(f"{error}; it is read again")
                 continue
             if found is not None:
                 self._version = found.version

@@ -38,6 +38,15 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 @pytest.fixture
+def opened():
+    """Closes what is appended."""
+    things = []
+    yield things
+    for thing in reversed(things):
+        thing.close()
+
+
+@pytest.fixture
 def key() -> jax.Array:
     return jax.random.key(7)
 

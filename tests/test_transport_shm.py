@@ -1,8 +1,10 @@
 """Weights in shared memory: between real processes, one of which may die at any time."""
 
+import fcntl
 import secrets
 import sys
 import threading
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,15 +28,6 @@ def name():
     yield name
     for path in DIRECTORY.glob(f"{name}*"):
         path.unlink()
-
-
-@pytest.fixture
-def opened():
-    """Closes what is appended."""
-    things = []
-    yield things
-    for thing in reversed(things):
-        thing.close()
 
 
 @pytest.fixture
@@ -98,6 +91,34 @@ def test_names(name):
 def test_one_publishes_at_a_time(opened, name):
     make_publisher(opened, name).publish(0, tree_of(0, 100))
     with pytest.raises(ConfigError, match=r"somebody publishes under shm:.* already"):
+        open_publisher(f"shm:{name}", Access(), fail)
+
+
+def test_who_takes_over_from_one_that_ends_is_found(opened, name, monkeypatch):
+    """The file that it waits for loses its name before its lock."""
+    former, unlink = open_publisher(f"shm:{name}", Access(), fail), Path.unlink
+    waiting = threading.Thread(target=make_publisher, args=(opened, name), daemon=True)
+    flock, tried = fcntl.flock, threading.Event()
+
+    def try_lock(fd, operation):
+        if threading.current_thread() is waiting:
+            tried.set()
+        flock(fd, operation)
+
+    def unlink_when_awaited(path, **kwargs):
+        if path == DIRECTORY / name and not waiting.ident:
+            waiting.start()
+            assert tried.wait(DEADLINE_S)  # it has opened the file that goes now
+        unlink(path, **kwargs)
+
+    monkeypatch.setattr(fcntl, "flock", try_lock)
+    monkeypatch.setattr(Path, "unlink", unlink_when_awaited)
+    former.close()
+    waiting.join(DEADLINE_S)
+    opened[0].publish(7, tree_of(7, 4000))
+    weights = make_reader(opened, name).receive(-1, DEADLINE_S)
+    assert weights.version == 7
+    with pytest.raises(ConfigError, match="somebody publishes under"):
         open_publisher(f"shm:{name}", Access(), fail)
 
 

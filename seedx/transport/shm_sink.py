@@ -119,16 +119,18 @@ def is_published(path: Path) -> bool:
 
 
 def _lock(path: Path) -> int:
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"shm:{path.name} cannot be made ({error.strerror}); choose another name.") from None
+    """The file, locked, once it is the one that has the name: whoever had the lock before removes theirs."""
     deadline = time.monotonic() + _TAKE_OVER_S
     while True:
-        with contextlib.suppress(BlockingIOError):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"shm:{path.name} cannot be made ({error.strerror}); choose another name.") from None
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
+            if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
+                return fd
+        os.close(fd)
         if time.monotonic() > deadline:
-            os.close(fd)
             raise ConfigError(f"somebody publishes under shm:{path.name} already; stop them or choose another name.")
         time.sleep(_LOOK_S)
