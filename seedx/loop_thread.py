@@ -13,7 +13,7 @@ _START_S = 30.0
 
 
 class LoopThread:
-    """Runs one coroutine on a loop of its own; the loop closes when it is done.
+    """Runs one coroutine on a loop of its own; when it is done, what it left is cancelled, and the loop closes.
 
     Args:
         name: Of the thread.
@@ -53,11 +53,10 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_until_complete(self._serve())
+            with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+                runner.run(self._serve())
         except BaseException as error:
             if self._started.done():
                 self._on_failure(error)
             else:
                 self._started.set_exception(error)
-        finally:
-            self.loop.close()

@@ -39,6 +39,7 @@ LAYERS = [
         "chat",
         "compilation_cache",
         "config_file",
+        "grpc_options",
         "hosts",
         "imports",
         "loop_thread",

@@ -19,7 +19,7 @@ from seedx.inference.requests import Handle, QueueFullError, Request
 from seedx.inference.scheduler import Scheduler
 from seedx.security import Access
 from seedx.threads import Crew
-from seedx.transport.errors import WeightsLostError
+from seedx.transport.errors import CorruptedError, WeightsLostError
 from seedx.transport.open import open_publisher
 from seedx.transport.publisher import Publisher
 
@@ -236,6 +236,19 @@ def test_requests_are_spread_over_hosts_and_stay_together_on_each(tmp_path):
 
 
 # ---- a host's own
+
+
+def test_a_host_whose_weights_never_come_whole_ends(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(decode_role, "_GIVE_UP_S", 0.3)
+    follower = decode_role.Follower(f"unix:{tmp_path}/learner.sock", make_params(0))
+
+    def receive(newer_than, timeout_s):
+        raise CorruptedError("tensor a has another checksum")
+
+    monkeypatch.setattr(follower, "_reader", SimpleNamespace(receive=receive))
+    with pytest.raises(CorruptedError, match="another checksum"):
+        follower.next()
+    assert "it is read again" in capsys.readouterr().out
 
 
 def test_a_host_follows_the_weights_and_ends_when_the_learner_is_gone(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from seedx import security
+from seedx import grpc_options, security
 from seedx.inference import decode_pb2 as pb
 from seedx.inference.decode_rpc import reply_of, request_of
 from seedx.inference.decode_service import joined
@@ -64,13 +64,7 @@ class DecodeHost:
 
     async def _serve(self) -> None:
         server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-                ("grpc.keepalive_time_ms", 10_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
-            ]
+            options=[("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES), *grpc_options.SERVER]
         )
         methods = {
             "Generate": grpc.stream_stream_rpc_method_handler(self._generate),

@@ -18,7 +18,7 @@ from aiohttp.http import HttpProcessingError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from seedx import security
+from seedx import grpc_options, security
 from seedx.inference.decode_rpc import DecodeMethods
 from seedx.inference.decode_service import DecodeService
 from seedx.inference.http_server import HttpApi
@@ -84,15 +84,7 @@ class DecodeServer:
     # ---- the loop's thread
 
     async def _serve(self) -> None:
-        server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.keepalive_time_ms", 20_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
-            ]
-        )
+        server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), *grpc_options.SERVER])
         server.add_generic_rpc_handlers(DecodeMethods(self._service, self._token).handlers())
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)

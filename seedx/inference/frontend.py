@@ -18,7 +18,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from seedx import security, specs
+from seedx import grpc_options, security, specs
 from seedx.config import InferenceConfig
 from seedx.inference import policy_pb2 as pb
 from seedx.inference import wire
@@ -117,10 +117,7 @@ class FrontEnd:
             ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
             ("grpc.max_concurrent_streams", self._config.max_streams),
-            ("grpc.keepalive_time_ms", 10_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
+            *grpc_options.SERVER,
         ]
         server = grpc.aio.server(options=options)
         server.add_generic_rpc_handlers([self._handlers()])

@@ -21,7 +21,7 @@ from typing import cast
 import grpc
 import numpy as np
 
-from seedx import security
+from seedx import grpc_options, security
 from seedx.inference import decode_pb2 as pb
 from seedx.inference.requests import Completion, FinishReason, Handle, Request
 from seedx.metrics import Number
@@ -34,12 +34,7 @@ _RETRY_S = 0.1
 _FIGURES_S = 1.0
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),  # a host is trusted
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # what a connection may take
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    *grpc_options.WAITING_CLIENT,
 ]
 _REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 _DONE = ("stop", "length")

@@ -7,7 +7,7 @@ import time
 import grpc
 import grpc.experimental
 
-from seedx import security
+from seedx import grpc_options, security
 from seedx.checks import ConfigError
 from seedx.metrics import Metrics
 from seedx.security import Credentials
@@ -25,12 +25,7 @@ _CALL_S = 3600.0  # pings notice a dead publisher, and a slow reader is dropped:
 _MAX_MANIFEST_BYTES = 2**26
 _OPTIONS = [
     ("grpc.max_receive_message_length", _MAX_MANIFEST_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # what a connection may take
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    *grpc_options.WAITING_CLIENT,
     (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),  # a fifth faster
 ]
 _MISFITS = (

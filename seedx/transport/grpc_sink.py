@@ -22,7 +22,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from seedx import security
+from seedx import grpc_options, security
 from seedx.loop_thread import LoopThread
 from seedx.metrics import Metrics
 from seedx.security import Credentials
@@ -102,13 +102,7 @@ class GrpcSink:
     # ---- the loop's thread
 
     async def _serve(self) -> None:
-        options = [
-            ("grpc.keepalive_time_ms", 10_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
-        ]
-        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_READERS)
+        server = grpc.aio.server(options=grpc_options.SERVER, maximum_concurrent_rpcs=MAX_READERS)
         handler = grpc.unary_stream_rpc_method_handler(self._receive)  # raw bytes
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
         self.port = security.bind(server, self._address, self._access)
