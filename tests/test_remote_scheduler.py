@@ -122,7 +122,8 @@ def test_everything_comes_back_bit_for_bit_as_from_a_scheduler_of_ones_own(tmp_p
         assert isinstance(scheduler, Decoder)
         assert isinstance(at.remote, Decoder)
         assert_equal(ask(at.remote), wanted)
-        assert at.remote.figures()["decode/tokens"] == scheduler.figures()["decode/tokens"]
+        # A completion may be told before the dispatch that made it is counted.
+        until(lambda: at.remote.figures()["decode/tokens"] == scheduler.figures()["decode/tokens"], "its figures")
     assert {len(group) for group in wanted} == {1, 2, 3}
     assert {c.finish_reason for group in wanted for c in group} == {"stop", "length"}
 
