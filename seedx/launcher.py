@@ -67,9 +67,9 @@ def launch(
         if config.replay == "reverb":
             print(f"{name}: {OPEN_REVERB}", file=sys.stderr)
         code = supervisor.supervise(program)
-    checkpoints = Path(config.run_dir) / "checkpoints"
-    if former is None and code == supervisor.USER_ERROR and not rundir.finished_checkpoints(checkpoints):
-        config_file.unlink(missing_ok=True)  # Nothing began with it, so that it is not what a `--resume` goes by.
+    began = former is not None or rundir.finished_checkpoints(Path(config.run_dir) / "checkpoints")
+    if config.resume and code == supervisor.USER_ERROR and not began:
+        config_file.unlink(missing_ok=True)  # Else the line that mends what was refused would go by it.
     if former is not None and hosts.alone and rundir.newest_update(config.run_dir) == before:
         rundir.write_config(config.run_dir, former)  # Nothing was learned with the new one, which may not even fit.
         goal = "stop_at_reward" if isinstance(config, LlmConfig) else "stop_at_return"

@@ -72,7 +72,7 @@ def _wait(crew: Crew, session: Session | LlmSession, done: threading.Event, sign
         done.wait(_POLL_S)
     deadline = time.monotonic() + _STOP_GRACE_S
     while session.learning and not done.wait(_POLL_S):
-        if time.monotonic() - session.saving_since < _SAVE_S:
+        if time.monotonic() - session.busy_since < _SAVE_S:
             rundir.show_progress(run_dir)
             deadline = time.monotonic() + _STOP_GRACE_S
         if time.monotonic() > deadline:

@@ -36,7 +36,7 @@ class LlmSession:
 
     Attributes:
         learning: Whether there is something to save.
-        saving_since: When the last update or checkpoint was begun, on the monotonic clock; -inf between them.
+        busy_since: When the last update or checkpoint was begun, on the monotonic clock; -inf between them.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LlmSession:
         self._server: Any = None  # Serving
         self._remote: Any = None  # RemoteScheduler
         self.learning = False
-        self.saving_since = -math.inf
+        self.busy_since = -math.inf
 
     def run(self, done: threading.Event) -> None:
         """All of it; sets `done`, whether it succeeds or fails."""
@@ -239,9 +239,9 @@ class LlmSession:
                 if items is None:
                     continue
                 solved = self._ending.is_solved(*self._rollouts.mean_reward())
-                self.saving_since = time.monotonic()  # an update of a large model is not cut short either
+                self.busy_since = time.monotonic()  # an update of a large model is not cut short either
                 learner.step(items)
-                self.saving_since = -math.inf
+                self.busy_since = -math.inf
                 self._profile.tick()
                 interval = config.held_out.interval_updates
                 if interval and learner.state.updates % interval == 0:
@@ -305,7 +305,7 @@ class LlmSession:
             **({"reward_mean": mean, "reward_completions": count} if count else {}),
             **self.replay.info(),
             **self.scheduler.figures(),
-            **({"learner/busy_s": time.monotonic() - since} if (since := self.saving_since) > -math.inf else {}),
+            **({"learner/busy_s": time.monotonic() - since} if (since := self.busy_since) > -math.inf else {}),
             **self._ending.solved,
         }
 
@@ -337,16 +337,16 @@ class LlmSession:
     def _finish(self, reason: str) -> None:
         try:
             if self.learning:
-                self.saving_since = time.monotonic()
+                self.busy_since = time.monotonic()
                 self._save(block=True)
-                self.saving_since = -math.inf
+                self.busy_since = -math.inf
                 if reason in ("solved", "steps", "seconds") and self.learner.state.updates:
                     self._scores.end(self._interrupted)
         except BaseException as error:
             self._crew.fail(error)  # before the crew stops, after which nothing counts as a failure
         finally:
             self._checkpointer.close()
-            self.saving_since = -math.inf
+            self.busy_since = -math.inf
             self._profile.close()
             self._reporter.finish(reason)
             self._crew.stop.set()  # before what rollouts are still at is closed, which would be a failure to them

@@ -32,7 +32,7 @@ class Session:
 
     Attributes:
         learning: Whether there was an update in this session, so that there is something to save.
-        saving_since: When the last checkpoint or update of all hosts was begun, on the monotonic clock; else -inf.
+        saving_since: When the last checkpoint was begun, on the monotonic clock; -inf while none is being written.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Session:
         self._seconds_before = 0.0
         self.front_end = front_end
         self.learning = False
-        self.saving_since = -math.inf
+        self.saving_since = self._updating_since = -math.inf
         self._agreed = True  # that the run ends, on all hosts; not if this one's learner fails
 
     def run(self, done: threading.Event) -> None:
@@ -75,6 +75,14 @@ class Session:
             self._crew.fail(error)
         finally:
             done.set()
+
+    @property
+    def busy_since(self) -> float:
+        """Since when it does what is not to be cut short, on the monotonic clock; -inf: it does no such thing.
+
+        That is a checkpoint, and an update, which waits for the slowest host; but none waits for a host that is lost.
+        """
+        return self.saving_since if self._crew.failure else max(self.saving_since, self._updating_since)
 
     def _load(self) -> None:
         """Loads what takes seconds, while the actors start, and finds the other hosts."""
@@ -208,9 +216,9 @@ class Session:
                 if self.joint is None:
                     priorities = self.learner.step(batch)
                 else:
-                    self.saving_since = time.monotonic()  # It waits for the slowest host, and is not cut short either.
+                    self._updating_since = time.monotonic()
                     priorities, reason, (mean, count) = self.joint.update(batch, reason, mean, count)
-                    self.saving_since = -math.inf
+                    self._updating_since = -math.inf
                 if priorities is not None:
                     self.replay.update_priorities(batch.keys, priorities)
                 self.learning = self.learner.state.updates > self._first_update

@@ -26,6 +26,7 @@ from seedx.hosts import Hosts
 from seedx.inference.client import Connection
 from seedx.inference.frontend import FrontEnd
 from seedx.inference.streams import Streams
+from seedx.lifeline import HostLostError
 from seedx.session import Session
 from seedx.threads import Crew
 
@@ -275,6 +276,27 @@ def test_a_learner_thread_that_hangs_does_not_keep_the_process(tmp_path, monkeyp
     assert time.monotonic() - started >= 0.6
     assert rundir.progress(tmp_path) > before
     assert "has hung for 0.3 s and is ended as it is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_update_that_waits_for_other_hosts_is_cut_short_only_if_one_is_lost(tmp_path, monkeypatch, capsys, lost):
+    monkeypatch.setattr(learner_role, "_STOP_GRACE_S", 0.3)
+    crew, done, signals = Crew(), threading.Event(), [signal.SIGTERM]
+    front_end = FrontEnd(f"unix:{tmp_path}/learner.sock", Config().inference, Streams(1, 1), crew.fail)
+    front_end.start()
+    session = Session(Config(), tmp_path, False, crew, front_end, signals, Hosts())
+    session.learning, session._updating_since = True, time.monotonic()
+    (tmp_path / "checkpoints").mkdir()
+    if lost:
+        crew.fail(HostLostError("host 1 of 2 is lost."))
+    else:
+        threading.Timer(1.5, done.set).start()  # the update is over
+    code = learner_role._wait(crew, session, done, signals, tmp_path)
+    front_end.stop(finished=True)
+    said = capsys.readouterr()
+    assert code == (1 if lost else 143)
+    assert ("has hung" in said.out) == lost
+    assert ("host 1 of 2 is lost" in said.err) == lost
 
 
 def test_nothing_survives_a_supervisor_that_is_killed(tmp_path, processes):

@@ -62,6 +62,8 @@ class HandGeneration(Generation):
 class Alone(Scheduler):
     """Nothing but `together`."""
 
+    num_slots = 1
+
     def __init__(self):
         self._changed = threading.Condition()
 
