@@ -8,7 +8,10 @@ from bits import assert_bit_equal
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from processes import DEADLINE_S
+from weights_process import check_whole, fail, tree_of
 
+from seedx.security import Access
 from seedx.transport import delta, manifest
 from seedx.transport import transport_pb2 as pb
 from seedx.transport.assembly import Assembly, Held
@@ -16,6 +19,7 @@ from seedx.transport.buffers import Buffers
 from seedx.transport.encode import CHUNK_BYTES, chunks, encode
 from seedx.transport.errors import CorruptedError, TreeMismatchError
 from seedx.transport.manifest import Manifest, VersionId, check_tensors
+from seedx.transport.open import open_publisher, open_reader
 from seedx.transport.tree import DTYPES, flatten, unflatten
 
 WRITER = b"w" * 16
@@ -291,3 +295,21 @@ def test_memory_is_used_again_once_nobody_sees_it():
     assert {third.ctypes.data, buffers.take(100).ctypes.data} == places
     buffers.trim()
     assert buffers.take(0).size == 0
+
+
+@pytest.mark.parametrize("kind", ["dir", "shm", "unix"])
+def test_a_reader_hears_the_next_publisher_whose_numbers_may_be_lower(tmp_path, opened, kind):
+    address = f"shm:{tmp_path.parent.name}-{tmp_path.name}" if kind == "shm" else f"{kind}:{tmp_path}/weights"
+    reader = open_reader(address, Access())
+    opened.append(reader)
+    heard = -1
+    for versions in ((5, 6), (2, 3), (3,), (9,)):
+        publisher = open_publisher(address, Access(), fail)
+        for version in versions:
+            publisher.publish(version, tree_of(version, 4000))
+            weights = reader.receive(heard, DEADLINE_S)
+            assert weights.version == version
+            check_whole(weights, 4000)
+            heard = version
+        assert reader.receive(heard, 0.0) is None
+        publisher.close()

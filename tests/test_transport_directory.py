@@ -50,6 +50,14 @@ def test_another_publisher_begins_anew(tmp_path):
     assert os.listdir(tmp_path) == ["2.weights"]
 
 
+def test_one_publishes_at_a_time(tmp_path):
+    publisher = open_publisher(f"dir:{tmp_path}", Access(), fail)
+    with pytest.raises(ConfigError, match="somebody publishes there already"):
+        open_publisher(f"dir:{tmp_path}", Access(), fail)
+    publisher.close()
+    open_publisher(f"dir:{tmp_path}", Access(), fail).close()
+
+
 def test_changed_bytes_are_noticed(tmp_path):
     publisher = open_publisher(f"dir:{tmp_path}", Access(), fail)
     publisher.publish(1, tree_of(1, 4000))

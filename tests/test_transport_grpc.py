@@ -336,6 +336,7 @@ def test_nobody_there(opened, address):
             "INVALID_ARGUMENT",
             "held.writer has 1 bytes; it must have 16",
         ),
+        (pb.ReceiveRequest(protocol=1, writer=b"x"), "INVALID_ARGUMENT", "writer has 1 bytes; it must have 16"),
     ],
 )
 def test_malformed_requests(opened, address, message, code, details):

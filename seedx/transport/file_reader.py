@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from seedx.metrics import Metrics
 from seedx.transport.buffers import Buffers
 from seedx.transport.errors import CorruptedError, WeightsLostError
-from seedx.transport.manifest import Manifest, check_tensors
+from seedx.transport.manifest import Manifest, VersionId, check_tensors
 from seedx.transport.slot import SlotReader, TornError
 from seedx.types import Tree
 from seedx.weights import Weights
@@ -21,8 +21,8 @@ class Files(Protocol):
 
     look_s: float
 
-    def slots(self, newer_than: int) -> Iterable[SlotReader]:
-        """Those with a newer version, or one that is being written; newest first."""
+    def slots(self) -> Iterable[SlotReader]:
+        """Those with a version, or one that is being written; newest first."""
         ...
 
     def gone(self) -> str | None:
@@ -46,9 +46,10 @@ class FileReader:
     def __init__(self, files: Files, expected: Tree | None, metrics: Metrics) -> None:
         self._files, self._expected, self._metrics = files, expected, metrics
         self._buffers = Buffers()
+        self._writer: bytes | None = None  # of what was received last
 
     def receive(self, newer_than: int, timeout_s: float) -> Weights | None:
-        """The newest version; None if there is none above `newer_than` in time.
+        """The newest version; None if there is none above `newer_than`, or of another publisher than before, in time.
 
         A version that is being written is taken to its end. The arrays cannot be written to.
 
@@ -81,18 +82,24 @@ class FileReader:
         self._files.close()
 
     def _newest(self, newer_than: int) -> Weights | None:
-        for slot in self._files.slots(newer_than):
+        for slot in self._files.slots():
+            if not self._is_newer(slot.id(), newer_than):
+                continue
             try:
                 manifest, held = slot.read(self._buffers, self._check, lambda: self._files.gone() is None)
             except TornError:
                 self._metrics.count("weights/torn")
                 continue
-            if held.id.version > newer_than:
+            if self._is_newer(held.id, newer_than):
+                self._writer = held.id.writer
                 self._buffers.trim()
                 self._metrics.count("weights/received")
                 self._metrics.count("weights/received_bytes", manifest.payload_bytes)
                 return held.weights()
         return None
+
+    def _is_newer(self, id_: VersionId | None, than: int) -> bool:
+        return id_ is not None and (id_.version > than or self._writer not in (None, id_.writer))
 
     def _check(self, manifest: Manifest) -> None:
         if self._expected is not None:

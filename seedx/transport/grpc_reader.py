@@ -58,11 +58,12 @@ class GrpcReader:
         self._channel = security.open_channel(address, access, _OPTIONS)
         self._call = self._channel.unary_stream(f"/{SERVICE}/{METHOD}")
         self._held: Held | None = None
+        self._writer = b""  # of what was received last
         self._buffers = Buffers()
         self._closed = False
 
     def receive(self, newer_than: int, timeout_s: float) -> Weights | None:
-        """The newest version; None if there is none above `newer_than` in time.
+        """The newest version; None if there is none above `newer_than`, or of another publisher than before, in time.
 
         A version that has begun to arrive is taken to its end. Arrays may be shared with the version before, and
         cannot be written to.
@@ -97,7 +98,7 @@ class GrpcReader:
         self._channel.close()
 
     def _fetch(self, newer_than: int, wait_s: float, held: Held | None) -> Weights | None:
-        request = pb.ReceiveRequest(protocol=PROTOCOL, newer_than=newer_than, wait_s=wait_s)
+        request = pb.ReceiveRequest(protocol=PROTOCOL, newer_than=newer_than, wait_s=wait_s, writer=self._writer)
         if held is not None:
             request.held.writer, request.held.version = held.id
         if self._closed:
@@ -119,7 +120,7 @@ class GrpcReader:
             self._buffers.trim()
         self._metrics.count("weights/received")
         self._metrics.count("weights/received_bytes", manifest.payload_bytes)
-        self._held = found if self._delta else None
+        self._held, self._writer = found if self._delta else None, found.id.writer
         return found.weights()
 
     def _explain(self, error: grpc.RpcError) -> Exception:

@@ -42,6 +42,7 @@ class _Request(NamedTuple):
     newer_than: int
     wait_s: float
     held: VersionId | None
+    writer: bytes
 
 
 class GrpcSink:
@@ -129,7 +130,7 @@ class GrpcSink:
         if self._stopping.is_set():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the publisher ends.")
         try:
-            with self._newer(request.newer_than) as version:
+            with self._newer(request) as version:
                 if version is not None:
                     await self._send(_encoded(version, request.held), context)
         except TimeoutError:
@@ -140,14 +141,16 @@ class GrpcSink:
         """Until there is a newer version, or the time is over, or the server ends."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.wait_s):
-                while not (self._stopping.is_set() or self._is_newer(request.newer_than)):
+                while not (self._stopping.is_set() or self._is_newer(request)):
                     await self._arrived.wait()
 
-    def _is_newer(self, than: int) -> bool:
-        return self._newest is not None and self._newest.id.version > than
+    def _is_newer(self, than: _Request) -> bool:
+        if self._newest is None:
+            return False
+        return self._newest.id.version > than.newer_than or than.writer not in (b"", self._newest.id.writer)
 
     @contextlib.contextmanager
-    def _newer(self, than: int) -> Generator[Version | None]:
+    def _newer(self, than: _Request) -> Generator[Version | None]:
         """The newest version while it is read; None if it is not newer."""
         with self._changed:
             version = self._newest if self._is_newer(than) else None
@@ -193,11 +196,11 @@ def _parse(message: bytes) -> _Request:
         )
     if not (math.isfinite(given.wait_s) and 0 <= given.wait_s <= MAX_WAIT_S):
         raise ValueError(f"wait_s ({given.wait_s}) must be from 0 to {MAX_WAIT_S:g} seconds.")
-    if not given.HasField("held"):
-        return _Request(given.newer_than, given.wait_s, None)
-    if len(given.held.writer) != WRITER_BYTES:
-        raise ValueError(f"held.writer has {len(given.held.writer)} bytes; it must have {WRITER_BYTES}.")
-    return _Request(given.newer_than, given.wait_s, VersionId(given.held.writer, given.held.version))
+    held = VersionId(given.held.writer, given.held.version) if given.HasField("held") else None
+    for name, writer in (("writer", given.writer or None), ("held.writer", held and held.writer)):
+        if writer is not None and len(writer) != WRITER_BYTES:
+            raise ValueError(f"{name} has {len(writer)} bytes; it must have {WRITER_BYTES}.")
+    return _Request(given.newer_than, given.wait_s, held, given.writer)
 
 
 def _encoded(version: Version, held: VersionId | None) -> Encoded:

@@ -24,7 +24,7 @@ class Reader(Protocol):
     """Receives versions; for one thread."""
 
     def receive(self, newer_than: int, timeout_s: float) -> Weights | None:
-        """The newest version; None if there is none above `newer_than` in time. See GrpcReader's."""
+        """The newest version above `newer_than`, or of another publisher than before; None: there is none in time."""
         ...
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from operator import itemgetter
 from pathlib import Path
 
 from seedx.transport.errors import WeightsLostError
@@ -23,16 +24,16 @@ class ShmFiles:
         self._path = path_of(name)
         self._open: dict[Path, SlotReader] = {}
 
-    def slots(self, newer_than: int) -> list[SlotReader]:
-        """Those with a newer version, or one that is being written; newest first."""
+    def slots(self) -> list[SlotReader]:
+        """Those with a version, or one that is being written; newest first."""
         for path in slot_paths(self._path):
             if path in self._open and not self._open[path].is_there():
                 self._open.pop(path).close()
             if path not in self._open:
                 with contextlib.suppress(FileNotFoundError, WeightsLostError):  # not yet, or no more
                     self._open[path] = SlotReader(path)
-        newer = [slot for slot in self._open.values() if slot.version() > newer_than]
-        return sorted(newer, key=SlotReader.version, reverse=True)
+        versions = [(id_.version, slot) for slot in self._open.values() if (id_ := slot.id()) is not None]
+        return [slot for _, slot in sorted(versions, key=itemgetter(0), reverse=True)]
 
     def gone(self) -> str | None:
         """Why nobody will publish here."""

@@ -1,9 +1,10 @@
 """A file with one version, in shared memory or on a disk, that can be read while it is written.
 
-Five words of 8 bytes, at the start of a page of their own: MAGIC; a sequence, odd while a version is written; its
-number; the bytes of its manifest; and how many bytes of manifest and payloads are there. A reader notes the sequence at
-which the version will be complete, copies what is there, and uses it only if the sequence is that one in the end: else
-another version was written meanwhile. x86-64 does not reorder stores, nor loads; elsewhere checksums tell.
+Seven words of 8 bytes, at the start of a page of their own: MAGIC; a sequence, odd while a version is written; its
+number; the bytes of its manifest; how many bytes of manifest and payloads are there; and two for who writes. A reader
+notes the sequence at which the version will be complete, copies what is there, and uses it only if the sequence is that
+one in the end: else another version was written meanwhile. x86-64 does not reorder stores, nor loads; elsewhere
+checksums tell.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from seedx.transport.assembly import Assembly, Held
 from seedx.transport.buffers import Buffers
 from seedx.transport.encode import Encoded, pieces
 from seedx.transport.errors import CorruptedError, WeightsLostError
-from seedx.transport.manifest import Manifest
+from seedx.transport.manifest import WRITER_BYTES, Manifest, VersionId
 
 _MAGIC = 0x3153544857584453  # "SDXWHTS1"
 _PAGE = mmap.PAGESIZE
-_WORDS = 5
-_SEQUENCE, _VERSION, _MANIFEST, _WRITTEN = range(1, _WORDS)
+_SEQUENCE, _VERSION, _MANIFEST, _WRITTEN, _WRITER = range(1, 6)
+_WORDS = _WRITER + WRITER_BYTES // 8
 _FOLLOW_S = 50e-6  # between looks at what is being written
 _LOOK_S = 0.1  # between looks whether the writer lives
 STALL_S = 30.0
@@ -58,11 +59,12 @@ class SlotWriter:
         Raises:
             OSError: there is no room.
         """
-        words, manifest = self._words, encoded.manifest.to_bytes()
+        words, manifest, id_ = self._words, encoded.manifest.to_bytes(), encoded.manifest.id
         self._grow(len(manifest) + encoded.manifest.stream_bytes)
+        words[_WRITER:] = np.frombuffer(id_.writer, np.uint64)
         words[_SEQUENCE] += 1
         words[_WRITTEN] = 0
-        words[_VERSION] = encoded.manifest.id.version
+        words[_VERSION] = id_.version
         words[_MANIFEST] = len(manifest)
         written = 0
         for piece in itertools.chain([memoryview(manifest)], pieces(encoded)):
@@ -129,9 +131,11 @@ class SlotReader:
         except FileNotFoundError:
             return False
 
-    def version(self) -> int:
-        """What is there, or is written; -1: nothing."""
-        return int(self._words[_VERSION]) if self._words[_SEQUENCE] else -1
+    def id(self) -> VersionId | None:
+        """What is there, or is written; None: nothing."""
+        if not self._words[_SEQUENCE]:
+            return None
+        return VersionId(self._words[_WRITER:].tobytes(), int(self._words[_VERSION]))
 
     def read(
         self,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fseedx/transport/transport.proto\x12\x08seedx.v1\"\xaa\x01\n\x0eReceiveRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nnewer_than\x18\x02 \x01(\x03\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x30\n\x04held\x18\x04 \x01(\x0b\x32\x1d.seedx.v1.ReceiveRequest.HeldH\x00\x88\x01\x01\x1a\'\n\x04Held\x12\x0e\n\x06writer\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\x03\x42\x07\n\x05_held\"\x8f\x01\n\x08Manifest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06writer\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x11\n\x04\x62\x61se\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\tchecksums\x18\x05 \x01(\x08\x12!\n\x07tensors\x18\x06 \x03(\x0b\x32\x10.seedx.v1.TensorB\x07\n\x05_base\"\xb2\x01\n\x06Tensor\x12\x0c\n\x04path\x18\x01 \x03(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12+\n\x08\x65ncoding\x18\x04 \x01(\x0e\x32\x19.seedx.v1.Tensor.Encoding\x12\x15\n\rpayload_bytes\x18\x05 \x01(\x04\"8\n\x08\x45ncoding\x12\x08\n\x04\x46ULL\x10\x00\x12\r\n\tUNCHANGED\x10\x01\x12\n\n\x06SPARSE\x10\x02\x12\x07\n\x03XOR\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fseedx/transport/transport.proto\x12\x08seedx.v1\"\xba\x01\n\x0eReceiveRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nnewer_than\x18\x02 \x01(\x03\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x30\n\x04held\x18\x04 \x01(\x0b\x32\x1d.seedx.v1.ReceiveRequest.HeldH\x00\x88\x01\x01\x12\x0e\n\x06writer\x18\x05 \x01(\x0c\x1a\'\n\x04Held\x12\x0e\n\x06writer\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\x03\x42\x07\n\x05_held\"\x8f\x01\n\x08Manifest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06writer\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x11\n\x04\x62\x61se\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\tchecksums\x18\x05 \x01(\x08\x12!\n\x07tensors\x18\x06 \x03(\x0b\x32\x10.seedx.v1.TensorB\x07\n\x05_base\"\xb2\x01\n\x06Tensor\x12\x0c\n\x04path\x18\x01 \x03(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12+\n\x08\x65ncoding\x18\x04 \x01(\x0e\x32\x19.seedx.v1.Tensor.Encoding\x12\x15\n\rpayload_bytes\x18\x05 \x01(\x04\"8\n\x08\x45ncoding\x12\x08\n\x04\x46ULL\x10\x00\x12\r\n\tUNCHANGED\x10\x01\x12\n\n\x06SPARSE\x10\x02\x12\x07\n\x03XOR\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'seedx.transport.transport_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RECEIVEREQUEST']._serialized_start=46
-  _globals['_RECEIVEREQUEST']._serialized_end=216
-  _globals['_RECEIVEREQUEST_HELD']._serialized_start=168
-  _globals['_RECEIVEREQUEST_HELD']._serialized_end=207
-  _globals['_MANIFEST']._serialized_start=219
-  _globals['_MANIFEST']._serialized_end=362
-  _globals['_TENSOR']._serialized_start=365
-  _globals['_TENSOR']._serialized_end=543
-  _globals['_TENSOR_ENCODING']._serialized_start=487
-  _globals['_TENSOR_ENCODING']._serialized_end=543
+  _globals['_RECEIVEREQUEST']._serialized_end=232
+  _globals['_RECEIVEREQUEST_HELD']._serialized_start=184
+  _globals['_RECEIVEREQUEST_HELD']._serialized_end=223
+  _globals['_MANIFEST']._serialized_start=235
+  _globals['_MANIFEST']._serialized_end=378
+  _globals['_TENSOR']._serialized_start=381
+  _globals['_TENSOR']._serialized_end=559
+  _globals['_TENSOR_ENCODING']._serialized_start=503
+  _globals['_TENSOR_ENCODING']._serialized_end=559
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReceiveRequest(_message.Message):
-    __slots__ = ("protocol", "newer_than", "wait_s", "held")
+    __slots__ = ("protocol", "newer_than", "wait_s", "held", "writer")
     class Held(_message.Message):
         __slots__ = ("writer", "version")
         WRITER_FIELD_NUMBER: _ClassVar[int]
@@ -20,11 +20,13 @@ class ReceiveRequest(_message.Message):
     NEWER_THAN_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     newer_than: int
     wait_s: float
     held: ReceiveRequest.Held
-    def __init__(self, protocol: _Optional[int] = ..., newer_than: _Optional[int] = ..., wait_s: _Optional[float] = ..., held: _Optional[_Union[ReceiveRequest.Held, _Mapping]] = ...) -> None: ...
+    writer: bytes
+    def __init__(self, protocol: _Optional[int] = ..., newer_than: _Optional[int] = ..., wait_s: _Optional[float] = ..., held: _Optional[_Union[ReceiveRequest.Held, _Mapping]] = ..., writer: _Optional[bytes] = ...) -> None: ...
 
 class Manifest(_message.Message):
     __slots__ = ("protocol", "writer", "version", "base", "checksums", "tensors")
