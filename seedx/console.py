@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from seedx.hosts import ONE_HOST, Hosts
 from seedx.runlog import History
 
 Figures = Mapping[str, Any]
@@ -191,20 +192,24 @@ def opening_line(agent: str, env: str, seed: int, actors: str, devices: str, run
     return f"{agent} on {env}, seed {seed}: {actors}, learner on {devices} -> {run_dir}"
 
 
-def closing_line(summary: Figures, run_dir: str, stop_at: float | None = None) -> str:
+def closing_line(summary: Figures, run_dir: str, stop_at: float | None = None, hosts: Hosts = ONE_HOST) -> str:
     """What happened and what to run next; after a failure its message says that.
 
     Args:
         summary: Of summary.json. Its `exit` is "solved", "steps", "seconds", "failed" or a signal's name.
         run_dir: The run directory.
         stop_at: The return (or reward) that the run was to stop at.
+        hosts: Whose learners learned together; the first one has the checkpoints.
     """
     why, score = summary["exit"], "reward" if "reward_mean" in summary else "return"
     mean = summary.get(f"{score}_mean")
     where = shlex.quote(run_dir)
     how = "--episodes 20" if score == "return" else "--num-prompts 200"
-    evaluate = f"python launch/evaluate.py {where} {how}"
+    checkpoints = where if hosts.index == 0 else "RUN_DIR (host 0's)"
+    evaluate = f"python launch/evaluate.py {checkpoints} {how}"
     resume = f"python launch/local.py --run-dir {where} --resume"
+    if not hosts.alone:
+        resume = f"the same line on all {hosts.count} hosts, with --resume"
     happened, follow = {
         "solved": ("solved", evaluate),
         "steps": ("done, --steps reached", evaluate),

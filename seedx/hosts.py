@@ -145,3 +145,6 @@ def _collect_at(address: str) -> None:
 
     gloo = _jax.make_gloo_tcp_collectives(global_state.client, hostname=address)
     register_backend_factory("cpu", lambda: make_cpu_client(gloo), fail_quietly=False)
+
+
+ONE_HOST = Hosts()

@@ -11,12 +11,11 @@ from pathlib import Path
 from seedx import cli, rundir, supervisor
 from seedx.checks import ConfigError, require
 from seedx.config_file import AnyConfig, differing_flags, from_json
-from seedx.hosts import Hosts
+from seedx.hosts import ONE_HOST, Hosts
 from seedx.llm_config import LlmConfig
 from seedx.program import OPEN_REVERB, make_program
 
 _MAX_SOCKET_PATH = 100  # The kernel allows 107 bytes.
-_ONE_HOST = Hosts()
 
 
 def own_flags() -> argparse.ArgumentParser:
@@ -30,7 +29,7 @@ def own_flags() -> argparse.ArgumentParser:
 def launch(
     config: AnyConfig,
     name: str,
-    hosts: Hosts = _ONE_HOST,
+    hosts: Hosts = ONE_HOST,
     address: str | None = None,
     start_actors: int | None = None,
 ) -> int:

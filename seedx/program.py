@@ -22,7 +22,7 @@ from typing import Literal
 
 from seedx.checks import require
 from seedx.config_file import AnyConfig
-from seedx.hosts import Hosts
+from seedx.hosts import ONE_HOST, Hosts
 from seedx.llm_config import LlmConfig
 from seedx.replay.description import table_description
 from seedx.runlog import session_number
@@ -44,8 +44,6 @@ OPEN_REVERB = (
     "dm-reverb listens on all interfaces of this machine and asks for no credentials, as long as the run lasts; see "
     "docs/operations.md on how to fence it."
 )
-
-_ONE_HOST = Hosts()
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def make_program(
     address: str,
     python: str = sys.executable,
     server: str | None = None,
-    hosts: Hosts = _ONE_HOST,
+    hosts: Hosts = ONE_HOST,
     start_actors: int | None = None,
 ) -> Program:
     """The program of a run, or of one of its hosts: a learner, its Reverb server, actors and evaluation actors.

@@ -13,6 +13,7 @@ from typing import Any
 from seedx.config import Config
 from seedx.console import ENVIRONMENT_VIEW, Console, View, closing_line
 from seedx.curve import draw_curve, drawn_figures
+from seedx.hosts import ONE_HOST, Hosts
 from seedx.llm_config import LlmConfig
 from seedx.metrics import Metrics
 from seedx.runlog import History, RunLog, read_rows, write_summary
@@ -32,6 +33,7 @@ class Reporter:
         view: What the console and the curve show.
         summary: What summary.json has of the last row beside what all runs have; None: nothing.
         warnings: What a row warns of, by kind; None: of nothing.
+        hosts: Whose learners learn together.
 
     Raises:
         ValueError: the metrics.jsonl of a resumed run is broken.
@@ -47,6 +49,7 @@ class Reporter:
         view: View = ENVIRONMENT_VIEW,
         summary: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         warnings: Callable[[dict[str, Any]], dict[str, str]] | None = None,
+        hosts: Hosts = ONE_HOST,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
@@ -54,6 +57,7 @@ class Reporter:
         self._figures = figures
         self._stop = stop
         self._score, self._own_summary, self._warnings = view.score, summary, warnings
+        self._hosts = hosts
         self._finishing = threading.Event()
         self._ended = threading.Event()
         self._log = RunLog(run_dir, tensorboard=config.metrics.tensorboard)
@@ -93,7 +97,7 @@ class Reporter:
         summary = self._summary(row, reason)
         write_summary(self._run_dir, summary)
         self._draw_curve()
-        self._console.finish(closing_line(summary, str(self._run_dir), self._config.goal))
+        self._console.finish(closing_line(summary, str(self._run_dir), self._config.goal, self._hosts))
 
     def _write_row(self) -> dict[str, Any]:
         row = {**self._metrics.snapshot(), **self._figures()}

@@ -174,7 +174,7 @@ class Session:
             masked, wait_s = masked_batch(shapes, meshes.learner), config.learner.batch_wait_s
             self.joint = Joint(self._hosts, self.learner, self.batches, masked, wait_s, self._crew, self._signals)
         self.profile = ProfileWindow(config.metrics, self._run_dir)
-        self.reporter = Reporter(config, self._run_dir, self.metrics, self._figures, self._crew.stop)
+        self.reporter = Reporter(config, self._run_dir, self.metrics, self._figures, self._crew.stop, hosts=self._hosts)
 
     def _compile(self) -> None:
         """Compiles acting and learning side by side."""

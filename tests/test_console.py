@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from seedx.console import Console, View, closing_line, opening_line, sparkline, waiting_stage
+from seedx.hosts import Hosts
 
 FIGURES = {
     "env_steps": 412_160,
@@ -193,6 +194,10 @@ def test_opening_and_closing_lines():
     assert closing_line({"exit": "seconds", "reward_mean": 0.5, "seconds": 60}, "r", 0.9).startswith(
         "done, --seconds are over: reward 0.5 < 0.9 in 60.0 s. Next: "
     )
+    stopped = closing_line(summary | {"exit": "SIGTERM"}, "r", 475, Hosts("h0:1", 2, 1))
+    assert stopped.endswith("Next: the same line on all 2 hosts, with --resume")
+    assert closing_line(summary, "r", 475, Hosts("h0:1", 2, 0)).endswith("launch/evaluate.py r --episodes 20")
+    assert closing_line(summary, "r", 475, Hosts("h0:1", 2, 1)).endswith("RUN_DIR (host 0's) --episodes 20")
 
 
 def test_the_mean_of_the_last_completions_is_not_taken_for_that_of_all():

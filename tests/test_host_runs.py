@@ -97,6 +97,7 @@ def test_a_host_without_actors_lets_the_other_learn_and_a_signal_to_it_ends_both
     assert first["updates"] == second["updates"]
     assert str(first["updates"]) in checkpoints(pair.run_dirs[0])
     assert "host 1 of 2 ends the run: SIGTERM" in pair.learners[0].said
+    assert all("Next: the same line on all 2 hosts" in learner.out for learner in pair.learners)
 
 
 def test_a_host_that_is_killed_in_an_update_is_named(processes, tmp_path):

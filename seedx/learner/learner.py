@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from seedx import sharding
 from seedx.config import LearnerConfig
-from seedx.hosts import Hosts
+from seedx.hosts import ONE_HOST, Hosts
 from seedx.learner.batches import LearnerBatch
 from seedx.learner.update import make_optimizer, make_update
 from seedx.metrics import Metrics
@@ -25,8 +25,6 @@ from seedx.sharding import Meshes
 from seedx.types import Agent, Tree, Unroll
 from seedx.votes import Vote, Votes
 from seedx.weights import WeightStore
-
-_ONE_HOST = Hosts()
 
 
 class NonFiniteError(RuntimeError):
@@ -85,7 +83,7 @@ class Learner:
         metrics: Metrics,
         seed: int,
         run_dir: Path,
-        hosts: Hosts = _ONE_HOST,
+        hosts: Hosts = ONE_HOST,
     ) -> None:
         self.state = state
         self.lag_sum = 0.0
