@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ sys.path.insert(0, os.getcwd())  # as `python -m` does, for a user's own environ
 def main(argv: list[str]) -> int:
     """Evaluates; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory that a run left")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory that a run left, or gs://BUCKET/RUN")
     parser.add_argument("--seed", type=int, default=0, help="seed of the environments or completions (default: 0)")
     parser.add_argument("--episodes", type=int, default=20, help="episodes to play (default: 20)")
     parser.add_argument("--env", help="another environment than the run's, with the same spec")
@@ -42,13 +41,15 @@ def main(argv: list[str]) -> int:
     if not 0 <= arguments.seed < 2**31:
         parser.error(f"--seed ({arguments.seed}) must lie in 0 .. 2**31-1.")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a learner may hold the accelerator
+    from seedx import bucket
     from seedx.checks import ConfigError
     from seedx.config_file import read_config
     from seedx.llm_config import LlmConfig
 
     try:
-        of_llm = isinstance(read_config(arguments.run_dir), LlmConfig)
-        line = _evaluate_llm(arguments) if of_llm else _evaluate(arguments)
+        with bucket.read(arguments.run_dir) as arguments.run_dir:
+            of_llm = isinstance(read_config(arguments.run_dir), LlmConfig)
+            line = _evaluate_llm(arguments) if of_llm else _evaluate(arguments)
     except (ConfigError, OSError) as error:
         print(f"evaluate.py: {error}", file=sys.stderr)
         return 2

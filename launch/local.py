@@ -7,8 +7,8 @@
 
 With `--address 0.0.0.0:7778` actors on other machines reach the learner; `--start-actors K` starts only K of
 `--num-actors` here. The run directory gets config.json, metrics.jsonl, summary.json, checkpoints/, curve.png and
-logs/<role>.log. Exit codes: 0 done, 2 wrong flags, 130 after Ctrl-C and 143 after SIGTERM or SIGHUP (with a
-checkpoint), else failure.
+logs/<role>.log; with `--run-dir gs://BUCKET/RUN` all of it is sent to a bucket. Exit codes: 0 done, 2 wrong flags, 130
+after Ctrl-C and 143 after SIGTERM or SIGHUP (with a checkpoint), else failure.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ sys.path.insert(0, os.getcwd())
 
 def main(argv: list[str]) -> int:
     """Parses the flags, runs the program, and returns the exit code."""
-    from seedx import cli, launcher
+    from seedx import bucket, cli, launcher
     from seedx.checks import ConfigError
 
-    flags, rest = launcher.own_flags().parse_known_args(argv)
+    flags, given = launcher.own_flags().parse_known_args(argv)
     try:
-        config = cli.parse(rest, description=__doc__ or "")
-        return launcher.launch(config, "local.py", address=flags.address, start_actors=flags.start_actors)
-    except ConfigError as error:
+        with bucket.kept(given) as rest:
+            config = cli.parse(rest, description=__doc__ or "")
+            return launcher.launch(config, "local.py", address=flags.address, start_actors=flags.start_actors)
+    except (ConfigError, bucket.BucketError) as error:
         return launcher.report("local.py", error)
 
 

@@ -30,7 +30,7 @@ _INDEX_VARIABLES = ("SLURM_PROCID", "TPU_WORKER_ID", "JOB_COMPLETION_INDEX")  # 
 
 def main(argv: list[str]) -> int:
     """Parses the flags, runs the program of this host, and returns the exit code."""
-    from seedx import cli, launcher
+    from seedx import bucket, cli, launcher
     from seedx.checks import ConfigError
     from seedx.hosts import Hosts
     from seedx.llm_config import LlmConfig
@@ -52,16 +52,17 @@ def main(argv: list[str]) -> int:
         hosts = Hosts(f"{host}:{port}", len(names), index)
         if flags.run_dir is not None:
             rest += ["--run-dir", host_dir(flags.run_dir, index)]
-        config = cli.parse(rest)
-        if config.run_dir is None:
-            config = dataclasses.replace(config, run_dir=host_dir(cli.default_run_dir(config), index))
-        if isinstance(config, LlmConfig):
-            raise ConfigError("an LLM run has one host; use launch/local.py.")
-        print(f"pod.py: this is {hosts}, {names[index]}; host 0 is at {hosts.coordinator}", file=sys.stderr)
-        if not is_loopback(host):
-            print(f"pod.py: {_OPEN}", file=sys.stderr)
-        return launcher.launch(config, "pod.py", hosts, flags.address, flags.start_actors)
-    except ConfigError as error:
+        with bucket.kept(rest) as kept:
+            config = cli.parse(kept)
+            if config.run_dir is None:
+                config = dataclasses.replace(config, run_dir=host_dir(cli.default_run_dir(config), index))
+            if isinstance(config, LlmConfig):
+                raise ConfigError("an LLM run has one host; use launch/local.py.")
+            print(f"pod.py: this is {hosts}, {names[index]}; host 0 is at {hosts.coordinator}", file=sys.stderr)
+            if not is_loopback(host):
+                print(f"pod.py: {_OPEN}", file=sys.stderr)
+            return launcher.launch(config, "pod.py", hosts, flags.address, flags.start_actors)
+    except (ConfigError, bucket.BucketError) as error:
         return launcher.report("pod.py", error)
 
 

@@ -15,7 +15,8 @@ from typing import Annotated
 import tyro
 
 from seedx import rundir
-from seedx.checks import ConfigError
+from seedx.bucket import is_bucket
+from seedx.checks import ConfigError, require
 from seedx.config import Config
 from seedx.config_file import AnyConfig, load_recipe, read_config, to_json
 from seedx.llm_config import AGENTS, LlmConfig
@@ -66,7 +67,7 @@ class _Choosers:
     env: str | None = None
     task: str | None = None
     model: str | None = None
-    run_dir: Path | None = None
+    run_dir: str | None = None
     resume: bool = False
 
 
@@ -90,10 +91,15 @@ def parse(argv: Sequence[str], *, prog: str | None = None, description: str = ""
     run = _defaults(choosers)
     flags = _LlmFlags(run, choosers.config) if isinstance(run, LlmConfig) else _Flags(run, choosers.config)
     try:
-        return tyro.cli(type(flags), args=argv, prog=prog, description=description, default=flags).run
+        config = tyro.cli(type(flags), args=argv, prog=prog, description=description, default=flags).run
     except BrokenPipeError:  # `--help | head`; the descriptor is replaced so that the flush at exit does not fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
+    require(
+        config.run_dir is None or not is_bucket(config.run_dir),
+        f"run_dir ({config.run_dir}) is in a bucket, which launch/local.py and launch/pod.py take; give a path here.",
+    )
+    return config
 
 
 def _defaults(choosers: _Choosers) -> AnyConfig:

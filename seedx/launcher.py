@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from seedx import cli, rundir, supervisor
+from seedx.bucket import BucketError
 from seedx.checks import ConfigError, require
 from seedx.config_file import AnyConfig, differing_flags, from_json
 from seedx.hosts import ONE_HOST, Hosts
@@ -85,7 +86,7 @@ def _socket_directory() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="seedx-", dir=None if short else "/tmp", ignore_cleanup_errors=True)
 
 
-def report(name: str, error: ConfigError) -> int:
-    """Says why a launcher can do nothing; its exit code."""
+def report(name: str, error: ConfigError | BucketError) -> int:
+    """Says what a launcher could not do; its exit code."""
     print(f"{name}: {error}", file=sys.stderr)
-    return supervisor.USER_ERROR
+    return supervisor.USER_ERROR if isinstance(error, ConfigError) else 1

@@ -10,18 +10,22 @@ from pathlib import Path
 from seedx.checks import ConfigError
 
 
+class BusyError(ConfigError):
+    """A learner is at work in a run directory."""
+
+
 def claim(run_dir: str | Path) -> int:
     """Keeps other learners out of the run directory until the returned descriptor is closed or the process ends.
 
     Raises:
-        ConfigError: another learner is at work there.
+        BusyError: another learner is at work there.
     """
     descriptor = os.open(run_dir, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
-        raise ConfigError(f"another learner is at work in {run_dir}; stop it, or name another --run-dir.") from error
+        raise BusyError(f"another learner is at work in {run_dir}; stop it, or name another --run-dir.") from error
     except OSError:  # Some network file systems have no locks.
         pass
     return descriptor

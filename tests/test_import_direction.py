@@ -34,7 +34,7 @@ LAYERS = [
     {"llm_prompts"},
     {"learner", "inference", "envs", "replay", "cli", "console", "curve"},
     {"transport"},
-    {"networks", "weights", "checkpoint", "metrics", "runlog", "profiling"},
+    {"bucket", "networks", "weights", "checkpoint", "metrics", "runlog", "profiling"},
     {
         "chat",
         "compilation_cache",
