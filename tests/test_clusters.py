@@ -1,6 +1,7 @@
 """The recipes of launch/recipes/, with ssh, gcloud and Slurm replaced by scripts that start processes here."""
 
 import contextlib
+import http.server
 import json
 import os
 import re
@@ -8,11 +9,12 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 
 import pytest
 import yaml
 from namespaces import ADDRESSES
-from processes import QUICK, ROOT, TINY, Processes, free_port, last
+from processes import DEADLINE_S, QUICK, ROOT, TINY, Processes, free_port, last
 
 from seedx.rundir import newest_update
 from seedx.supervisor import USER_ERROR
@@ -93,6 +95,77 @@ def test_a_command_runs_again_until_that_is_of_no_use(tmp_path, codes, end, runs
     env = os.environ | {"RESTARTS": "2", "PAUSE_S": "0"}
     assert subprocess.run(command, cwd=tmp_path, env=env, timeout=60).returncode == end
     assert len((tmp_path / "runs").read_text()) == runs
+
+
+class Metadata:
+    """Google Cloud's metadata server as machines see it; `said` is what it says of `what`."""
+
+    def __init__(self, what, said):
+        self.said = {"preempted": "FALSE", "maintenance-event": "NONE"}
+        self.asked = threading.Event()
+        server = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                assert self.headers["Metadata-Flavor"] == "Google"
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(server.said[self.path.rpartition("/")[2]].encode())
+                server.asked.set()
+
+            def log_message(self, *_):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("localhost", 0), Handler)
+        self.url = f"http://localhost:{self._server.server_port}/instance"
+        self._what, self._said = what, said
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def notice(self):
+        self.said[self._what] = self._said
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def waiting(processes):
+    """Starts what ends with 143 at SIGTERM, under notice.sh."""
+
+    def start(metadata_url):
+        command = "trap 'exit 143' TERM; echo at work; while :; do sleep 0.1; done"
+        env = {"METADATA_URL": metadata_url, "POLL_S": "0.1"}
+        return processes.start(str(RECIPES / "notice.sh"), "bash", "-c", command, env=env)
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("preempted", "TRUE"), ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")]
+)
+def test_a_machine_that_is_taken_away_ends_its_command_first(waiting, opened, what, said):
+    metadata = Metadata(what, said)
+    opened.append(metadata)
+    started = waiting(metadata.url)
+    started.until(lambda: "at work" in started.out, "work")
+    metadata.notice()
+    assert started.wait() == 143
+    assert "is about to be taken away" in started.err
+
+    metadata.asked.clear()
+    again = waiting(metadata.url)
+    assert metadata.asked.wait(DEADLINE_S)
+    again.send(signal.SIGTERM)
+    assert again.wait() == 143
+    assert again.out == ""
+
+
+def test_without_notices_it_only_passes_on_a_signal(waiting):
+    started = waiting(f"http://localhost:{free_port()}")
+    started.until(lambda: "at work" in started.out, "work")
+    started.send(signal.SIGTERM)
+    assert started.wait() == 143
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ shift 3
 # In the order of the slice's workers; each finds itself by its address.
 hosts=$(gcloud compute tpus tpu-vm describe "$name" --zone "$zone" \
   --format 'value(networkEndpoints[].ipAddress)' | tr ';' ,)
-command=$(printf '%q ' launch/recipes/again.sh "${PYTHON:-python}" launch/pod.py \
+command=$(printf '%q ' launch/recipes/again.sh launch/recipes/notice.sh "${PYTHON:-python}" launch/pod.py \
   --hosts "$hosts" --run-dir "$run_dir" --resume "$@")
 exec gcloud compute tpus tpu-vm ssh "$name" --zone "$zone" --worker all \
   --command "cd ${DIRECTORY:-seedx} && exec $command"
