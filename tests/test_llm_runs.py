@@ -618,7 +618,8 @@ def test_a_resumed_run_passes_over_the_groups_that_it_left_in_a_server(processes
 def test_two_runs_at_one_server_do_not_take_each_others_groups_for_long(processes, tmp_path):
     server = Launched(processes, json.loads(tables_json(cli.parse([*TINY])))[0])
     server.serve()
-    runs = [start(processes, tmp_path / name, "--replay", f"reverb://{server.address}") for name in ("a", "b")]
+    flags = ("--replay", f"reverb://{server.address}", "--max-staleness", "20")  # much is lost at a time
+    runs = [start(processes, tmp_path / name, *flags) for name in ("a", "b")]
     until(lambda: any(run.popen.poll() is not None for run in runs), "the end of one", 400)
     [ended, *_] = [run for run in runs if run.popen.poll() is not None]
     assert ended.popen.poll() == 2, ended.said
