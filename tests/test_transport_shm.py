@@ -88,6 +88,13 @@ def test_names(name):
         open_publisher(f"shm:{name}", Access(), fail)
 
 
+def test_other_processors_need_checksums(name, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(ConfigError, match="on aarch64 needs checksums"):
+        open_publisher(f"shm:{name}", Access(), fail, checksums=False)
+    open_publisher(f"shm:{name}", Access(), fail).close()
+
+
 def test_one_publishes_at_a_time(opened, name):
     make_publisher(opened, name).publish(0, tree_of(0, 100))
     with pytest.raises(ConfigError, match=r"somebody publishes under shm:.* already"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from seedx.checks import require
 from seedx.metrics import Metrics
 from seedx.security import Credentials
 from seedx.transport.directory import DirectoryFiles, DirectorySink
@@ -17,6 +19,8 @@ from seedx.transport.shm_files import ShmFiles
 from seedx.transport.shm_sink import ShmSink
 from seedx.types import Tree
 from seedx.weights import Weights
+
+_IN_ORDER = ("x86_64", "AMD64")
 
 
 @runtime_checkable
@@ -49,14 +53,19 @@ def open_publisher(
         access: Credentials.
         on_failure: Told of an exception on one of its threads; it publishes nothing any more.
         delta: Whether readers over gRPC that have the version before get what changed alone.
-        checksums: Whether each tensor has one.
+        checksums: Whether each tensor has one; shared memory can do without on processors that keep stores in order.
         metrics: Counts what is published.
 
     Raises:
-        ConfigError: the address is in use or cannot be bound, or credentials are missing or cannot be read.
+        ConfigError: the address is in use or cannot be bound, or credentials are missing or cannot be read, or there
+            must be checksums.
     """
     metrics = Metrics() if metrics is None else metrics
     kind, _, rest = address.partition(":")
+    require(
+        checksums or kind != "shm" or platform.machine() in _IN_ORDER,
+        f"{address} on {platform.machine()} needs checksums: only on x86-64 do readers see stores in their order.",
+    )
     sink: Sink
     match kind:
         case "shm":
